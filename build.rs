@@ -1,0 +1,28 @@
+//! Gives the shared library its identity. The C header is not made here: see `src/ffi/header.rs`.
+
+use std::env;
+
+/// Suffix of the SONAME, bumped when a program built against an older version would break.
+/// CMakeLists.txt reads this line.
+const ABI: u32 = 0;
+
+fn main() {
+    println!("cargo::rerun-if-changed=build.rs");
+    if env::var("CARGO_CFG_TARGET_OS").as_deref() != Ok("linux") {
+        return;
+    }
+    link_arg(&format!("-soname,libkvpages.so.{ABI}"));
+    // Destructors of Rust thread-locals run on the engine's threads, also after a dlclose():
+    // the code stays mapped.
+    link_arg("-z,nodelete");
+    // A missing symbol is an error here, not in the engine. A sanitizer's symbols are the
+    // exception: they come with the executable.
+    if env::var_os("CARGO_CFG_SANITIZE").is_none_or(|sanitizers| sanitizers.is_empty()) {
+        link_arg("-z,defs");
+    }
+}
+
+/// Passes an option to the linker of the cdylib, and of nothing else.
+fn link_arg(option: &str) {
+    println!("cargo::rustc-cdylib-link-arg=-Wl,{option}");
+}

@@ -1,0 +1,56 @@
+// The library's handles and failures, in C++ terms.
+#pragma once
+
+#include <kvpages/kvpages.h>
+
+#include <exception>
+#include <memory>
+#include <string>
+
+#include "json.h"
+
+namespace conformance {
+
+// A call that the library refused. Its kind is an outcome like any other.
+class LibraryError : public std::exception {
+public:
+    LibraryError(std::string kind, std::string message)
+        : kind_(std::move(kind)), message_(std::move(message)) {}
+
+    const char* what() const noexcept override { return message_.c_str(); }
+
+    const std::string& kind() const { return kind_; }
+
+    Json outcome() const { return {{"error", kind_}, {"message", message_}}; }
+
+private:
+    std::string kind_;
+    std::string message_;
+};
+
+// Throws LibraryError unless the call succeeded.
+void check(kvpages_status status);
+
+// A struct for the library to read or fill, every field but its size zero.
+template <typename T>
+T sized() {
+    T value{};
+    value.struct_size = sizeof(T);
+    return value;
+}
+
+template <auto destroy>
+struct Destroy {
+    template <typename Handle>
+    void operator()(Handle* handle) const {
+        destroy(handle);
+    }
+};
+
+using BackendHandle = std::unique_ptr<kvpages_backend, Destroy<kvpages_backend_destroy>>;
+using ModelHandle = std::unique_ptr<kvpages_model, Destroy<kvpages_model_destroy>>;
+using PlanHandle = std::unique_ptr<kvpages_plan, Destroy<kvpages_plan_destroy>>;
+using MemoryHandle = std::unique_ptr<kvpages_memory, Destroy<kvpages_memory_destroy>>;
+using CacheHandle = std::unique_ptr<kvpages_cache, Destroy<kvpages_cache_destroy>>;
+
+}  // namespace conformance

@@ -1,0 +1,2595 @@
+/**
+ * @file kvpages.h
+ * @brief Paged KV cache memory for LLM inference engines.
+ *
+ * An engine describes its layers (kvpages_model), lets kvpages plan how they
+ * share memory (kvpages_plan), allocates it (kvpages_memory, kvpages_cache) and
+ * receives for every layer a view: a data pointer, a shape and strides.
+ *
+ *     layers -> model -> plan -> cache(memory) -> views -> bound layers
+ *
+ * kvpages.hpp is the same for C++17, with handles that destroy themselves.
+ *
+ * Words
+ * -----
+ * - token: one position of a request's sequence.
+ * - slot: one token's place in a group: block id * block size + offset in the
+ *   block. Pad slot: slot -1, which stands for no token and is never written.
+ * - block: the unit of allocation, block_size tokens long. Block ids are one
+ *   space for all groups. Null block: id 0, which is never handed out.
+ * - kernel block: the unit that an attention kernel indexes. Its length divides
+ *   the length of a block.
+ * - page: the bytes of one block in one layer.
+ * - group: layers that share one block table.
+ * - pool tensor: one allocation, shared by one layer of each group.
+ * - view: how one layer sees its pool tensor: data, element type, shape, strides.
+ * - state: the memory of a Mamba or linear-attention layer, which has one entry
+ *   for a request instead of one for each token.
+ *
+ * Errors
+ * ------
+ * A call that can fail returns a kvpages_status: KVPAGES_STATUS_OK (0) or a
+ * negative value. After a failure, and until the next kvpages call on the same
+ * thread, kvpages_last_error_message() is its text, which names the layer, the
+ * argument and the numbers, and kvpages_last_error_kind() is its precise kind.
+ * A failed call changes nothing; an output that it would have filled is zero or
+ * NULL. No call aborts or throws: a bug in the library is
+ * KVPAGES_STATUS_INTERNAL, and from then on the handle involved can only be
+ * destroyed.
+ *
+ * Ownership
+ * ---------
+ * A parameter's documentation uses four words:
+ * - Borrowed: used during the call only.
+ * - Copied: used during the call only; the library keeps a copy.
+ * - Owned by the caller: an output, to be given to the destroy function named
+ *   with it.
+ * - Kept until X: the library uses it after the call, and no longer than X.
+ *
+ * A handle keeps alive whatever it needs, so handles may be destroyed in any
+ * order. A destroy function accepts NULL and cannot fail.
+ *
+ * Threads
+ * -------
+ * Calls that take a handle as pointer to const may run concurrently on that
+ * handle. Any other call needs the handle for itself: the caller excludes all
+ * other calls on it. Distinct handles are independent. There are no hidden
+ * locks.
+ *
+ * Structs that grow
+ * -----------------
+ * A struct whose first field is struct_size may get more fields, at its end, in
+ * later versions. Start from its _INIT macro, which sets struct_size to the size
+ * that the caller was compiled with, and every other field to zero:
+ *
+ *     kvpages_foo_config config = KVPAGES_FOO_CONFIG_INIT;
+ *
+ * Zero in a field that was added later means what the library did before it had
+ * that field. A field that the library is too old to know must be zero, else
+ * the call fails.
+ */
+
+
+#ifndef KVPAGES_H
+#define KVPAGES_H
+
+/* Generated from src/ffi. Do not edit: KVPAGES_BLESS=1 cargo test header */
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/** Version of this header; kvpages_version() is that of the library. */
+#define KVPAGES_VERSION_MAJOR 0
+#define KVPAGES_VERSION_MINOR 1
+#define KVPAGES_VERSION_PATCH 0
+
+/** Marks what the library exports. */
+#ifndef KVPAGES_API
+#  if defined(__GNUC__)
+#    define KVPAGES_API __attribute__((visibility("default")))
+#  else
+#    define KVPAGES_API
+#  endif
+#endif
+
+/** Marks a result that must not be ignored. */
+#ifndef KVPAGES_MUST_USE
+#  if defined(__GNUC__)
+#    define KVPAGES_MUST_USE __attribute__((warn_unused_result))
+#  else
+#    define KVPAGES_MUST_USE
+#  endif
+#endif
+
+
+/**
+ * Flag of kvpages_spec: tokens attend to later ones. Does not change the memory.
+ */
+#define KVPAGES_SPEC_NON_CAUSAL 1
+
+/**
+ * Flag of kvpages_spec: the layer's kernels step from block to block by a stride
+ * they are given, so its pages may be padded. A layer with a backend takes this
+ * from the backend.
+ */
+#define KVPAGES_SPEC_INDEXES_KV_BY_BLOCK_STRIDE 2
+
+/**
+ * kvpages_spec.head_size_v of a layer that stores keys and no values.
+ */
+#define KVPAGES_HEAD_SIZE_NONE UINT64_MAX
+
+/**
+ * Flag of kvpages_backend_config: the kernels step from block to block by a
+ * stride they are given, so pages may be padded or packed. Without it a page
+ * must be dense.
+ */
+#define KVPAGES_BACKEND_FOLLOWS_BLOCK_STRIDE 1
+
+/**
+ * Flag of kvpages_backend_config: keys and values must be equally wide, even
+ * where the layout could hold others.
+ */
+#define KVPAGES_BACKEND_NEEDS_EQUAL_KV_WIDTHS 2
+
+/**
+ * Flag of kvpages_backend_config: per-token-head scales lie behind the data of a
+ * page, outside the view. Without it they lie behind each key and each value, as
+ * part of the content axis.
+ */
+#define KVPAGES_BACKEND_SCALES_AT_PAGE_END 4
+
+/**
+ * Flag of kvpages_plan_config: lower max_model_len to what fits.
+ */
+#define KVPAGES_PLAN_AUTO_FIT 1
+
+/**
+ * Flag of kvpages_plan_config: store windowed layers in full, so that one block
+ * table serves all layers.
+ */
+#define KVPAGES_PLAN_HYBRID_MANAGER_OFF 2
+
+/**
+ * Flag of kvpages_plan_config: pack the pages of all layers of a block together
+ * when there are several groups.
+ */
+#define KVPAGES_PLAN_CROSS_LAYER_BLOCKS 4
+
+/**
+ * Flag of kvpages_plan_config: num_blocks_override replaces the memory.
+ */
+#define KVPAGES_PLAN_OVERRIDE_NUM_BLOCKS 8
+
+/**
+ * Flag of kvpages_plan_config: the last layer belongs to a speculative draft.
+ */
+#define KVPAGES_PLAN_DRAFT_LAYERS 16
+
+/**
+ * Flag of kvpages_part_group: it holds layers of a speculative draft.
+ */
+#define KVPAGES_PART_GROUP_DRAFT 1
+
+/**
+ * Result of every call that can fail. Zero is success, every failure is
+ * negative. Values are never renumbered or used again.
+ *
+ * Any call may return NULL_ARGUMENT, INVALID_ARGUMENT, POISONED or INTERNAL;
+ * the functions list only what else a caller can act on.
+ */
+enum kvpages_status
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : int32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    /**
+     * The call did all that it was asked to.
+     */
+    KVPAGES_STATUS_OK = 0,
+    /**
+     * A pointer that is required is NULL.
+     */
+    KVPAGES_STATUS_NULL_ARGUMENT = -1,
+    /**
+     * An argument is out of range, or arguments contradict each other.
+     */
+    KVPAGES_STATUS_INVALID_ARGUMENT = -2,
+    /**
+     * There is nothing of that name or number.
+     */
+    KVPAGES_STATUS_NOT_FOUND = -3,
+    /**
+     * The caller's array is too small; the size that is needed was written.
+     */
+    KVPAGES_STATUS_BUFFER_TOO_SMALL = -4,
+    /**
+     * A backend cannot read its layers as they were planned.
+     */
+    KVPAGES_STATUS_CONTRACT_BROKEN = -5,
+    /**
+     * The library does not do this.
+     */
+    KVPAGES_STATUS_UNSUPPORTED = -6,
+    /**
+     * A callback asked to stop.
+     */
+    KVPAGES_STATUS_STOPPED = -7,
+    /**
+     * The model does not fit in the memory it was planned for.
+     */
+    KVPAGES_STATUS_DOES_NOT_FIT = -20,
+    /**
+     * The host, or the engine's allocator, has not enough memory.
+     */
+    KVPAGES_STATUS_OUT_OF_HOST_MEMORY = -21,
+    /**
+     * The device has not enough memory.
+     */
+    KVPAGES_STATUS_OUT_OF_DEVICE_MEMORY = -22,
+    /**
+     * There is no device, or no driver for it.
+     */
+    KVPAGES_STATUS_DEVICE_UNAVAILABLE = -40,
+    /**
+     * An earlier call on this handle met a bug; it can only be destroyed.
+     */
+    KVPAGES_STATUS_POISONED = -99,
+    /**
+     * A bug in the library; the message says where.
+     */
+    KVPAGES_STATUS_INTERNAL = -100,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum kvpages_status kvpages_status;
+#else
+typedef int32_t kvpages_status;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/**
+ * Type of one element. fp4 is stored two to a byte.
+ */
+enum kvpages_dtype
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    KVPAGES_DTYPE_F64 = 1,
+    KVPAGES_DTYPE_F32 = 2,
+    KVPAGES_DTYPE_F16 = 3,
+    KVPAGES_DTYPE_BF16 = 4,
+    KVPAGES_DTYPE_I8 = 5,
+    KVPAGES_DTYPE_U8 = 6,
+    KVPAGES_DTYPE_I16 = 7,
+    KVPAGES_DTYPE_I32 = 8,
+    KVPAGES_DTYPE_I64 = 9,
+    KVPAGES_DTYPE_BOOL = 10,
+    KVPAGES_DTYPE_F8_E4M3FN = 11,
+    KVPAGES_DTYPE_F8_E5M2 = 12,
+    KVPAGES_DTYPE_F8_E4M3FNUZ = 13,
+    KVPAGES_DTYPE_F8_E5M2FNUZ = 14,
+    KVPAGES_DTYPE_F4_E2M1X2 = 15,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum kvpages_dtype kvpages_dtype;
+#else
+typedef uint32_t kvpages_dtype;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/**
+ * How keys and values are quantised.
+ */
+enum kvpages_quant_mode
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    /**
+     * Stored as they are.
+     */
+    KVPAGES_QUANT_MODE_NONE = 0,
+    /**
+     * fp8, one scale for the whole tensor, kept by the engine.
+     */
+    KVPAGES_QUANT_MODE_FP8_PER_TENSOR = 1,
+    /**
+     * int8, one f32 scale for each token and head, stored in the page.
+     */
+    KVPAGES_QUANT_MODE_INT8_PER_TOKEN_HEAD = 2,
+    /**
+     * fp8, one f32 scale for each token and head, stored in the page.
+     */
+    KVPAGES_QUANT_MODE_FP8_PER_TOKEN_HEAD = 3,
+    /**
+     * Two int4 in one byte, one f32 scale for each token and head, stored in
+     * the page.
+     */
+    KVPAGES_QUANT_MODE_INT4_PER_TOKEN_HEAD = 4,
+    /**
+     * Two fp4 in one byte, one fp8 scale for each 16 elements, stored behind
+     * the data.
+     */
+    KVPAGES_QUANT_MODE_NVFP4 = 5,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum kvpages_quant_mode kvpages_quant_mode;
+#else
+typedef uint32_t kvpages_quant_mode;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/**
+ * What kind of layer it is, as far as its memory is concerned.
+ */
+enum kvpages_spec_kind
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    /**
+     * Every token attends to every earlier one.
+     */
+    KVPAGES_SPEC_KIND_FULL_ATTENTION = 1,
+    /**
+     * Full, with tokens at the start that are always attended to.
+     */
+    KVPAGES_SPEC_KIND_SINK_ATTENTION = 2,
+    /**
+     * Full over the prompt, a window over what was generated.
+     */
+    KVPAGES_SPEC_KIND_RSWA = 3,
+    /**
+     * Full, with key and value of a token and head packed into one slot.
+     */
+    KVPAGES_SPEC_KIND_TURBO_QUANT = 4,
+    /**
+     * Full, storing one latent instead of keys and values.
+     */
+    KVPAGES_SPEC_KIND_MLA = 5,
+    /**
+     * Full, storing hidden states instead of keys and values.
+     */
+    KVPAGES_SPEC_KIND_HIDDEN_STATE = 6,
+    /**
+     * The last tokens only.
+     */
+    KVPAGES_SPEC_KIND_SLIDING_WINDOW = 7,
+    /**
+     * The last tokens only, storing one latent.
+     */
+    KVPAGES_SPEC_KIND_SLIDING_WINDOW_MLA = 8,
+    /**
+     * Tokens of the same chunk only.
+     */
+    KVPAGES_SPEC_KIND_CHUNKED_LOCAL = 9,
+    /**
+     * Keys and values of an encoder's output.
+     */
+    KVPAGES_SPEC_KIND_CROSS_ATTENTION = 10,
+    /**
+     * An encoder's own attention: it stores nothing between steps.
+     */
+    KVPAGES_SPEC_KIND_ENCODER_ONLY = 11,
+    /**
+     * Mamba, linear attention, convolutions: a state that does not grow.
+     */
+    KVPAGES_SPEC_KIND_STATE = 12,
+    /**
+     * Only reported, for sets of layers of different kinds.
+     */
+    KVPAGES_SPEC_KIND_MIXED = 100,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum kvpages_spec_kind kvpages_spec_kind;
+#else
+typedef uint32_t kvpages_spec_kind;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/**
+ * What computes a state.
+ */
+enum kvpages_state_kind
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    /**
+     * Selective state space, first version.
+     */
+    KVPAGES_STATE_KIND_MAMBA1 = 1,
+    /**
+     * Selective state space, second version.
+     */
+    KVPAGES_STATE_KIND_MAMBA2 = 2,
+    /**
+     * A short convolution.
+     */
+    KVPAGES_STATE_KIND_SHORT_CONV = 3,
+    /**
+     * Linear attention.
+     */
+    KVPAGES_STATE_KIND_LINEAR = 4,
+    /**
+     * Gated delta net.
+     */
+    KVPAGES_STATE_KIND_GATED_DELTA_NET = 5,
+    /**
+     * Anything else.
+     */
+    KVPAGES_STATE_KIND_CUSTOM = 6,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum kvpages_state_kind kvpages_state_kind;
+#else
+typedef uint32_t kvpages_state_kind;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/**
+ * When a state layer keeps the state of an earlier position.
+ */
+enum kvpages_state_cache_mode
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    /**
+     * Only the current state.
+     */
+    KVPAGES_STATE_CACHE_MODE_NONE = 0,
+    /**
+     * The current state and the one at the last block boundary.
+     */
+    KVPAGES_STATE_CACHE_MODE_ALIGN = 1,
+    /**
+     * The state at every block boundary.
+     */
+    KVPAGES_STATE_CACHE_MODE_ALL = 2,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum kvpages_state_cache_mode kvpages_state_cache_mode;
+#else
+typedef uint32_t kvpages_state_cache_mode;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/**
+ * How far a backend's kernels can be captured into a CUDA graph.
+ */
+enum kvpages_graph_support
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    /**
+     * Not at all.
+     */
+    KVPAGES_GRAPH_SUPPORT_NEVER = 0,
+    /**
+     * Batches in which every request decodes one token.
+     */
+    KVPAGES_GRAPH_SUPPORT_UNIFORM_SINGLE_TOKEN_DECODE = 1,
+    /**
+     * Batches in which every request has the same number of tokens.
+     */
+    KVPAGES_GRAPH_SUPPORT_UNIFORM_BATCH = 2,
+    /**
+     * Any batch.
+     */
+    KVPAGES_GRAPH_SUPPORT_ALWAYS = 3,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum kvpages_graph_support kvpages_graph_support;
+#else
+typedef uint32_t kvpages_graph_support;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/**
+ * Contracts of known kernels, as vLLM 0.26 drives them. docs/backends.md lists
+ * their layouts.
+ */
+enum kvpages_preset
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    KVPAGES_PRESET_FLASH_ATTENTION_NHD = 1,
+    KVPAGES_PRESET_FLASH_ATTENTION_HND = 2,
+    KVPAGES_PRESET_TRITON_NHD = 3,
+    KVPAGES_PRESET_TRITON_HND = 4,
+    KVPAGES_PRESET_FLASH_INFER_NHD = 5,
+    KVPAGES_PRESET_FLASH_INFER_HND = 6,
+    KVPAGES_PRESET_FLASH_ATTENTION_DIFF_KV_NHD = 7,
+    KVPAGES_PRESET_FLASH_ATTENTION_DIFF_KV_HND = 8,
+    KVPAGES_PRESET_FLEX_ATTENTION = 9,
+    KVPAGES_PRESET_CPU_ATTENTION = 10,
+    KVPAGES_PRESET_ROCM_ATTENTION = 11,
+    KVPAGES_PRESET_ROCM_AITER_FLASH_ATTENTION = 12,
+    KVPAGES_PRESET_ROCM_AITER_UNIFIED_ATTENTION = 13,
+    KVPAGES_PRESET_HPC_ATTENTION = 14,
+    KVPAGES_PRESET_TURBO_QUANT = 15,
+    KVPAGES_PRESET_SLIDING_CONVOLUTION = 16,
+    KVPAGES_PRESET_HIDDEN_STATE = 17,
+    KVPAGES_PRESET_TRITON_MLA = 18,
+    KVPAGES_PRESET_FLASH_MLA = 19,
+    KVPAGES_PRESET_FLASH_MLA_SPARSE = 20,
+    KVPAGES_PRESET_FLASH_INFER_MLA = 21,
+    KVPAGES_PRESET_FLASH_INFER_MLA_SPARSE = 22,
+    KVPAGES_PRESET_ROCM_AITER_MLA = 23,
+    KVPAGES_PRESET_ROCM_AITER_MLA_SPARSE = 24,
+    KVPAGES_PRESET_DEEPSEEK_V32_INDEXER = 25,
+    KVPAGES_PRESET_DEEPSEEK_V4_MLA = 26,
+    KVPAGES_PRESET_DEEPSEEK_V4_INDEXER = 27,
+    KVPAGES_PRESET_DEEPSEEK_V4_SLIDING_WINDOW = 28,
+    KVPAGES_PRESET_DEEPSEEK_V4_COMPRESSOR = 29,
+    KVPAGES_PRESET_MAMBA1 = 30,
+    KVPAGES_PRESET_MAMBA2 = 31,
+    KVPAGES_PRESET_SHORT_CONVOLUTION = 32,
+    KVPAGES_PRESET_LINEAR_ATTENTION = 33,
+    KVPAGES_PRESET_GATED_DELTA_NET = 34,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum kvpages_preset kvpages_preset;
+#else
+typedef uint32_t kvpages_preset;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/**
+ * Which rules group layers and unify pages.
+ */
+enum kvpages_policy
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    /**
+     * The best rules this library has.
+     */
+    KVPAGES_POLICY_DEFAULT = 0,
+    /**
+     * Exactly the rules of vLLM 0.26.
+     */
+    KVPAGES_POLICY_REFERENCE = 1,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum kvpages_policy kvpages_policy;
+#else
+typedef uint32_t kvpages_policy;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/**
+ * How an explanation is written.
+ */
+enum kvpages_text_format
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    /**
+     * For people.
+     */
+    KVPAGES_TEXT_FORMAT_TEXT = 0,
+    /**
+     * For programs.
+     */
+    KVPAGES_TEXT_FORMAT_JSON = 1,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum kvpages_text_format kvpages_text_format;
+#else
+typedef uint32_t kvpages_text_format;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/**
+ * An attention backend: how its kernels read a layer's pages, and what they
+ * demand of them. Immutable: all calls on it may run concurrently.
+ */
+typedef struct kvpages_backend kvpages_backend;
+
+/**
+ * The memory of one worker's layers, and a view of it for each layer.
+ *
+ * Immutable: all calls on it may run concurrently. Addresses stay as they are
+ * until it is destroyed. What is done with the bytes is up to the engine.
+ */
+typedef struct kvpages_cache kvpages_cache;
+
+/**
+ * Where a cache's bytes come from. Immutable: all calls on it may run
+ * concurrently.
+ */
+typedef struct kvpages_memory kvpages_memory;
+
+/**
+ * A model: its layers, in order.
+ *
+ * Thread-safety: adding a layer changes it, all other calls read it. A plan keeps
+ * the layers as they were when it was made.
+ */
+typedef struct kvpages_model kvpages_model;
+
+/**
+ * How all workers share out their memory: groups of layers, allocations, a number
+ * of blocks. Immutable: all calls on it may run concurrently.
+ */
+typedef struct kvpages_plan kvpages_plan;
+
+/**
+ * What one layer stores. Start from KVPAGES_SPEC_INIT; fields of other kinds
+ * stay 0. Strings and arrays are Copied by whoever keeps a spec.
+ */
+typedef struct kvpages_spec {
+    /**
+     * sizeof(kvpages_spec) as the caller compiled it.
+     */
+    size_t struct_size;
+    /**
+     * One of KVPAGES_SPEC_KIND_*.
+     */
+    uint32_t kind;
+    /**
+     * Attention kinds: one of KVPAGES_DTYPE_*.
+     */
+    uint32_t dtype;
+    /**
+     * Attention kinds: one of KVPAGES_QUANT_MODE_*.
+     */
+    uint32_t quant_mode;
+    /**
+     * KVPAGES_SPEC_* flags.
+     */
+    uint32_t flags;
+    /**
+     * Tokens of one block.
+     */
+    uint64_t block_size;
+    /**
+     * Key-value heads on one rank; see kvpages_kv_heads_per_rank().
+     */
+    uint64_t num_kv_heads;
+    /**
+     * Elements of one key, or of the latent.
+     */
+    uint64_t head_size;
+    /**
+     * Elements of one value; 0 for as many as head_size, KVPAGES_HEAD_SIZE_NONE
+     * for none.
+     */
+    uint64_t head_size_v;
+    /**
+     * Bytes of one page, padding included; 0 for no padding. At least what the
+     * page needs.
+     */
+    uint64_t page_size_padded_bytes;
+    /**
+     * Tokens of the window. Sliding kinds need it, full kinds may remember one;
+     * 0 for none.
+     */
+    uint64_t sliding_window;
+    /**
+     * Tokens of a chunk. Chunked local needs it, full kinds may remember one;
+     * 0 for none.
+     */
+    uint64_t attention_chunk_size;
+    /**
+     * TurboQuant: bytes of one token and head; 0 for the page of full attention.
+     */
+    uint64_t tq_slot_bytes;
+    /**
+     * Sink: tokens at the start that are always attended to.
+     */
+    uint64_t sink_len;
+    /**
+     * R-SWA: generated tokens that stay stored.
+     */
+    uint64_t rswa_window;
+    /**
+     * Latent kinds: bytes that a page is made a multiple of; 0 for none.
+     */
+    uint64_t alignment_bytes;
+    /**
+     * Latent kinds: tokens that share one stored slot; 0 and 1 for one each. It
+     * divides block_size.
+     */
+    uint64_t compress_ratio;
+    /**
+     * Latent kinds: the cache-dtype string; "fp8_ds_mla" is a packed format of
+     * 656 bytes a token, or of 584 bytes a slot for "deepseek_v4". May be NULL.
+     */
+    const char *cache_dtype;
+    /**
+     * Latent kinds: the model version that fixes the format. May be NULL.
+     */
+    const char *model_version;
+    /**
+     * State: one of KVPAGES_DTYPE_* for each state.
+     */
+    const uint32_t *state_dtypes;
+    /**
+     * Number of state_dtypes.
+     */
+    size_t num_state_dtypes;
+    /**
+     * State: the number of dimensions of each state.
+     */
+    const uint32_t *state_ndims;
+    /**
+     * Number of state_ndims; as many as state_dtypes.
+     */
+    size_t num_state_shapes;
+    /**
+     * State: the sizes of all states' dimensions, one state after another.
+     */
+    const uint64_t *state_dims;
+    /**
+     * Number of state_dims; the sum of state_ndims.
+     */
+    size_t num_state_dims;
+    /**
+     * State: one of KVPAGES_STATE_KIND_*.
+     */
+    uint32_t state_kind;
+    /**
+     * State: one of KVPAGES_STATE_CACHE_MODE_*.
+     */
+    uint32_t state_cache_mode;
+    /**
+     * State: further states that a request holds for speculative tokens.
+     */
+    uint64_t num_speculative_blocks;
+} kvpages_spec;
+
+/** kvpages_spec with struct_size set and all else zero. */
+#define KVPAGES_SPEC_INIT {sizeof(kvpages_spec), 0, 0, 0, 0, 0, 0, 0, 0, 0, \
+    0, 0, 0, 0, 0, 0, 0, NULL, NULL, NULL, 0, NULL, 0, NULL, 0, 0, 0, 0}
+
+/**
+ * What a layer's page looks like.
+ */
+typedef struct kvpages_spec_info {
+    /**
+     * sizeof(kvpages_spec_info) as the caller compiled it.
+     */
+    size_t struct_size;
+    /**
+     * Bytes of one block in this layer.
+     */
+    uint64_t page_size_bytes;
+    /**
+     * Bytes of data alone.
+     */
+    uint64_t real_page_size_bytes;
+    /**
+     * Bytes of data and of the scales in the page.
+     */
+    uint64_t unpadded_page_size_bytes;
+    /**
+     * Slots of one block: its tokens, but for compressed layers.
+     */
+    uint64_t storage_block_size;
+    /**
+     * Stored elements of one key of a token and head, or of whatever is stored
+     * instead of a key and a value. 0 for a state.
+     */
+    uint64_t key_elements;
+    /**
+     * Stored elements of one value; 0 when there is none of its own.
+     */
+    uint64_t value_elements;
+    /**
+     * Bytes of the scales beside each key and each value, or beside each latent.
+     */
+    uint64_t scale_bytes;
+} kvpages_spec_info;
+
+/** kvpages_spec_info with struct_size set and all else zero. */
+#define KVPAGES_SPEC_INFO_INIT {sizeof(kvpages_spec_info), 0, 0, 0, 0, 0, 0, \
+    0}
+
+/**
+ * What bounds one request.
+ */
+typedef struct kvpages_limits {
+    /**
+     * sizeof(kvpages_limits) as the caller compiled it.
+     */
+    size_t struct_size;
+    /**
+     * Tokens of the longest sequence.
+     */
+    uint64_t max_model_len;
+    /**
+     * Ranks that share the tokens of a sequence while decoding; 0 for 1.
+     */
+    uint64_t context_parallel_size;
+    /**
+     * Tokens scheduled and not yet settled, over all concurrent batches.
+     */
+    uint64_t max_tokens_in_flight;
+    /**
+     * Tokens of an encoder's output that cross attention caches.
+     */
+    uint64_t max_encoder_tokens;
+    /**
+     * One of KVPAGES_STATE_CACHE_MODE_*.
+     */
+    uint32_t state_cache_mode;
+    /**
+     * Zero.
+     */
+    uint32_t reserved0;
+} kvpages_limits;
+
+/** kvpages_limits with struct_size set and all else zero. */
+#define KVPAGES_LIMITS_INIT {sizeof(kvpages_limits), 0, 0, 0, 0, 0, 0}
+
+/**
+ * How much one request can need of a layer.
+ */
+typedef struct kvpages_demand {
+    /**
+     * sizeof(kvpages_demand) as the caller compiled it.
+     */
+    size_t struct_size;
+    /**
+     * The most blocks.
+     */
+    uint64_t blocks_per_request;
+    /**
+     * The most bytes.
+     */
+    uint64_t bytes_per_request;
+    /**
+     * Entries of a block-table row for the longest sequence.
+     */
+    uint64_t row_blocks;
+    /**
+     * The most blocks a windowed layer may hold; 0 for other kinds.
+     */
+    uint64_t admission_blocks;
+} kvpages_demand;
+
+/** kvpages_demand with struct_size set and all else zero. */
+#define KVPAGES_DEMAND_INIT {sizeof(kvpages_demand), 0, 0, 0, 0}
+
+/**
+ * How alike layers are. The order of the layers does not matter.
+ */
+typedef struct kvpages_uniformity {
+    /**
+     * sizeof(kvpages_uniformity) as the caller compiled it.
+     */
+    size_t struct_size;
+    /**
+     * 1 when they need the same number of blocks: one block size, one family.
+     */
+    uint32_t is_uniform_type;
+    /**
+     * 1 when they merge into one spec.
+     */
+    uint32_t is_uniform_spec;
+    /**
+     * 1 when their pages have the same number of bytes.
+     */
+    uint32_t is_page_size_uniform;
+    /**
+     * Zero.
+     */
+    uint32_t reserved0;
+} kvpages_uniformity;
+
+/** kvpages_uniformity with struct_size set and all else zero. */
+#define KVPAGES_UNIFORMITY_INIT {sizeof(kvpages_uniformity), 0, 0, 0, 0}
+
+/**
+ * Layers that need the same number of blocks, taken together.
+ */
+typedef struct kvpages_spec_set_info {
+    /**
+     * sizeof(kvpages_spec_set_info) as the caller compiled it.
+     */
+    size_t struct_size;
+    /**
+     * Bytes of one block in all layers.
+     */
+    uint64_t page_size_bytes;
+    /**
+     * Tokens of one block.
+     */
+    uint64_t block_size;
+    /**
+     * Tokens of the window, when all layers slide over the same; else 0.
+     */
+    uint64_t sliding_window;
+    /**
+     * How many layers have the commonest page.
+     */
+    uint64_t num_layer_tuples;
+    /**
+     * How many different pages there are.
+     */
+    uint64_t num_distinct_page_sizes;
+    /**
+     * One of KVPAGES_SPEC_KIND_*; MIXED when the layers' kinds differ.
+     */
+    uint32_t kind;
+    /**
+     * Zero.
+     */
+    uint32_t reserved0;
+} kvpages_spec_set_info;
+
+/** kvpages_spec_set_info with struct_size set and all else zero. */
+#define KVPAGES_SPEC_SET_INFO_INIT {sizeof(kvpages_spec_set_info), 0, 0, 0, \
+    0, 0, 0, 0}
+
+/**
+ * A layout for layers of one quantisation mode. Frozen.
+ */
+typedef struct kvpages_quantised_layout {
+    /**
+     * One of KVPAGES_QUANT_MODE_*.
+     */
+    uint32_t quant_mode;
+    /**
+     * Zero.
+     */
+    uint32_t reserved0;
+    /**
+     * As kvpages_backend_config.layout.
+     */
+    const char *layout;
+    /**
+     * As kvpages_backend_config.memory_order.
+     */
+    const char *memory_order;
+} kvpages_quantised_layout;
+
+/**
+ * What a backend is. Everything is Copied.
+ *
+ * A layout names the view's dimensions, outermost first: axes between bars,
+ * fused axes joined by a star. The axes are block (kernel blocks), kv (key, then
+ * value), head (kv heads), token (slots of a kernel block) and content (elements
+ * of one key or value of one token and head, as the quantisation mode packs
+ * them). Their sizes follow from the layer; nothing is guessed from a number.
+ * Examples: "block | head | token | kv*content" with the memory order
+ * "block | token | head | kv*content" is the packed NHD layout;
+ * "kv | block | token | head | content" keeps all keys before all values.
+ */
+typedef struct kvpages_backend_config {
+    /**
+     * sizeof(kvpages_backend_config) as the caller compiled it.
+     */
+    size_t struct_size;
+    /**
+     * The backend's name: its identity, and what messages call it. Not empty.
+     */
+    const char *name;
+    /**
+     * The dimensions of a view. NULL for a backend of state layers only.
+     */
+    const char *layout;
+    /**
+     * The same dimensions in the order in which they lie in memory. NULL when
+     * they lie as they are listed.
+     */
+    const char *memory_order;
+    /**
+     * Layouts that replace it for layers of a quantisation mode.
+     */
+    const struct kvpages_quantised_layout *quantised_layouts;
+    /**
+     * Number of quantised_layouts.
+     */
+    size_t num_quantised_layouts;
+    /**
+     * Kernel block sizes, in tokens, that the kernels take.
+     */
+    const uint64_t *kernel_block_sizes;
+    /**
+     * Number of kernel_block_sizes.
+     */
+    size_t num_kernel_block_sizes;
+    /**
+     * The kernels take any multiple of one of these, in tokens.
+     */
+    const uint64_t *kernel_block_multiples;
+    /**
+     * Number of kernel_block_multiples. Together with kernel_block_sizes at
+     * least one.
+     */
+    size_t num_kernel_block_multiples;
+    /**
+     * Key-value heads that the kernels are made for; 0 for any number.
+     */
+    uint64_t num_kv_heads;
+    /**
+     * Bytes that the first element of every block must be a multiple of: a power
+     * of two up to 4096; 0 for 1.
+     */
+    uint64_t alignment_bytes;
+    /**
+     * Bits of the integers that the kernels compute element offsets with: 32 or
+     * 64; 0 for 64.
+     */
+    uint32_t index_bits;
+    /**
+     * KVPAGES_BACKEND_* flags.
+     */
+    uint32_t flags;
+    /**
+     * One of KVPAGES_GRAPH_SUPPORT_*.
+     */
+    uint32_t graph_support;
+    /**
+     * Zero.
+     */
+    uint32_t reserved0;
+} kvpages_backend_config;
+
+/** kvpages_backend_config with struct_size set and all else zero. */
+#define KVPAGES_BACKEND_CONFIG_INIT {sizeof(kvpages_backend_config), NULL, \
+    NULL, NULL, NULL, 0, NULL, 0, NULL, 0, 0, 0, 0, 0, 0, 0}
+
+/**
+ * One layer. Everything is Copied.
+ */
+typedef struct kvpages_layer {
+    /**
+     * sizeof(kvpages_layer) as the caller compiled it.
+     */
+    size_t struct_size;
+    /**
+     * Its name: UTF-8, not empty, unique in the model.
+     */
+    const char *name;
+    /**
+     * What it stores. Needed unless shares_with is set; then it is checked
+     * against what the other layer stores.
+     */
+    const struct kvpages_spec *spec;
+    /**
+     * What reads it. May be NULL: such a layer can be planned, but has no view.
+     */
+    const struct kvpages_backend *backend;
+    /**
+     * Name of the layer whose pages this one reads, added before or after it,
+     * which may itself share. NULL for pages of its own.
+     */
+    const char *shares_with;
+    /**
+     * Query heads on one rank; 0 when it has none.
+     */
+    uint32_t num_query_heads;
+    /**
+     * Zero.
+     */
+    uint32_t reserved0;
+} kvpages_layer;
+
+/** kvpages_layer with struct_size set and all else zero. */
+#define KVPAGES_LAYER_INIT {sizeof(kvpages_layer), NULL, NULL, NULL, NULL, \
+    0, 0}
+
+/**
+ * What a plan is made for.
+ */
+typedef struct kvpages_plan_config {
+    /**
+     * sizeof(kvpages_plan_config) as the caller compiled it.
+     */
+    size_t struct_size;
+    /**
+     * One of KVPAGES_POLICY_*.
+     */
+    uint32_t policy;
+    /**
+     * KVPAGES_PLAN_* flags.
+     */
+    uint32_t flags;
+    /**
+     * Tokens of the longest sequence. At least 1.
+     */
+    uint64_t max_model_len;
+    /**
+     * Ranks that share the tokens of a sequence while decoding; 0 for 1.
+     */
+    uint64_t context_parallel_size;
+    /**
+     * Tokens scheduled and not yet settled, over all concurrent batches.
+     */
+    uint64_t max_tokens_in_flight;
+    /**
+     * Tokens of an encoder's output that cross attention caches.
+     */
+    uint64_t max_encoder_tokens;
+    /**
+     * Blocks of every group, with KVPAGES_PLAN_OVERRIDE_NUM_BLOCKS.
+     */
+    uint64_t num_blocks_override;
+    /**
+     * Blocks that the engine keeps from requests, such as 1 for the null block.
+     */
+    uint64_t reserved_blocks;
+    /**
+     * One of KVPAGES_STATE_CACHE_MODE_*.
+     */
+    uint32_t state_cache_mode;
+    /**
+     * Zero.
+     */
+    uint32_t reserved0;
+} kvpages_plan_config;
+
+/** kvpages_plan_config with struct_size set and all else zero. */
+#define KVPAGES_PLAN_CONFIG_INIT {sizeof(kvpages_plan_config), 0, 0, 0, 0, \
+    0, 0, 0, 0, 0, 0}
+
+/**
+ * One rank: the layers it holds and the memory it has for them. Frozen.
+ */
+typedef struct kvpages_worker {
+    /**
+     * Its layers. Workers that hold the same layers may name the same model.
+     */
+    const struct kvpages_model *model;
+    /**
+     * Bytes for caches. A number that is not positive is refused, unless the
+     * worker has no layers or the number of blocks is overridden.
+     */
+    int64_t memory_bytes;
+} kvpages_worker;
+
+/**
+ * By how much a plan does not fit.
+ */
+typedef struct kvpages_shortfall {
+    /**
+     * sizeof(kvpages_shortfall) as the caller compiled it.
+     */
+    size_t struct_size;
+    /**
+     * The worker that has too little.
+     */
+    uint64_t worker;
+    /**
+     * Bytes that one request of the longest sequence needs.
+     */
+    uint64_t needed_bytes;
+    /**
+     * Bytes available.
+     */
+    uint64_t available_bytes;
+    /**
+     * Tokens of the longest sequence that would fit; 0 when none does.
+     */
+    uint64_t longest_model_len;
+} kvpages_shortfall;
+
+/** kvpages_shortfall with struct_size set and all else zero. */
+#define KVPAGES_SHORTFALL_INIT {sizeof(kvpages_shortfall), 0, 0, 0, 0}
+
+/**
+ * Layers that share a block table, as an engine states them. Frozen.
+ */
+typedef struct kvpages_part_group {
+    /**
+     * Names of the layers, those that share another layer's pages included.
+     */
+    const char *const *layer_names;
+    /**
+     * Number of layer_names.
+     */
+    size_t num_layers;
+    /**
+     * KVPAGES_PART_GROUP_* flags.
+     */
+    uint64_t flags;
+} kvpages_part_group;
+
+/**
+ * One allocation, or one slot of the packed one, as an engine states it. Frozen.
+ */
+typedef struct kvpages_part_tensor {
+    /**
+     * Bytes; of a packed tensor, those of the one backing that all packed tensors
+     * share.
+     */
+    uint64_t size_bytes;
+    /**
+     * Packed: where the layer's page starts in a block.
+     */
+    uint64_t offset_bytes;
+    /**
+     * Packed: bytes from block to block. 0 when not packed.
+     */
+    uint64_t block_stride_bytes;
+    /**
+     * Names of the layers that have their pages in it.
+     */
+    const char *const *layer_names;
+    /**
+     * Number of layer_names.
+     */
+    size_t num_layers;
+} kvpages_part_tensor;
+
+/**
+ * A plan of one worker as an engine made it itself.
+ */
+typedef struct kvpages_plan_parts {
+    /**
+     * sizeof(kvpages_plan_parts) as the caller compiled it.
+     */
+    size_t struct_size;
+    /**
+     * Blocks of every group.
+     */
+    uint64_t num_blocks;
+    /**
+     * Every layer with a cache is in one of them.
+     */
+    const struct kvpages_part_group *groups;
+    /**
+     * Number of groups.
+     */
+    size_t num_groups;
+    /**
+     * Every layer with pages of its own is in one of them.
+     */
+    const struct kvpages_part_tensor *tensors;
+    /**
+     * Number of tensors.
+     */
+    size_t num_tensors;
+    /**
+     * Tokens of a kernel block of each group, 0 where it has none. NULL to have
+     * them chosen from the layers' backends.
+     */
+    const uint64_t *kernel_block_sizes;
+    /**
+     * Number of kernel_block_sizes: that of groups, or 0 with NULL.
+     */
+    size_t num_kernel_block_sizes;
+} kvpages_plan_parts;
+
+/** kvpages_plan_parts with struct_size set and all else zero. */
+#define KVPAGES_PLAN_PARTS_INIT {sizeof(kvpages_plan_parts), 0, NULL, 0, \
+    NULL, 0, NULL, 0}
+
+/**
+ * What one worker allocates.
+ */
+typedef struct kvpages_worker_info {
+    /**
+     * sizeof(kvpages_worker_info) as the caller compiled it.
+     */
+    size_t struct_size;
+    /**
+     * Blocks of every group, the same for all workers.
+     */
+    uint64_t num_blocks;
+    /**
+     * Groups of the whole model.
+     */
+    uint64_t num_groups;
+    /**
+     * Tensors of this worker.
+     */
+    uint64_t num_tensors;
+    /**
+     * Tokens that fit.
+     */
+    uint64_t capacity_tokens;
+    /**
+     * Requests of the longest sequence that fit at once.
+     */
+    double max_concurrency;
+    /**
+     * Bytes that one request of the longest sequence needs here.
+     */
+    uint64_t bytes_per_request;
+    /**
+     * Bytes of one block here.
+     */
+    uint64_t bytes_per_block;
+    /**
+     * Bytes of all allocations here.
+     */
+    uint64_t total_bytes;
+    /**
+     * 1 when layers of different types share memory, so that a block must be
+     * zeroed when it gets another owner.
+     */
+    uint32_t needs_zeroing;
+    /**
+     * Zero.
+     */
+    uint32_t reserved0;
+} kvpages_worker_info;
+
+/** kvpages_worker_info with struct_size set and all else zero. */
+#define KVPAGES_WORKER_INFO_INIT {sizeof(kvpages_worker_info), 0, 0, 0, 0, \
+    0.0, 0, 0, 0, 0, 0}
+
+/**
+ * Layers that share a block table.
+ */
+typedef struct kvpages_group_info {
+    /**
+     * sizeof(kvpages_group_info) as the caller compiled it.
+     */
+    size_t struct_size;
+    /**
+     * Layers of this worker with pages of their own.
+     */
+    uint64_t num_layers;
+    /**
+     * Layers of this worker that share another layer's pages.
+     */
+    uint64_t num_sharing_layers;
+    /**
+     * Tokens of one block.
+     */
+    uint64_t block_size;
+    /**
+     * Tokens of a kernel block; 0 when no layer has a backend.
+     */
+    uint64_t kernel_block_size;
+    /**
+     * Bytes of one layer's page; of a set, of all layers' pages.
+     */
+    uint64_t page_size_bytes;
+    /**
+     * Entries of a block-table row for the longest sequence.
+     */
+    uint64_t row_blocks;
+    /**
+     * The most blocks that one request can hold.
+     */
+    uint64_t blocks_per_request;
+    /**
+     * Specs of the group: 1 when its layers store the same; of a set one for each
+     * layer (on a worker without layers of it: of the whole model).
+     */
+    uint64_t num_specs;
+    /**
+     * 1 when the layers are a set: the same number of blocks, but different
+     * things stored.
+     */
+    uint32_t is_set;
+    /**
+     * 1 when it holds layers of a speculative draft.
+     */
+    uint32_t is_draft;
+} kvpages_group_info;
+
+/** kvpages_group_info with struct_size set and all else zero. */
+#define KVPAGES_GROUP_INFO_INIT {sizeof(kvpages_group_info), 0, 0, 0, 0, 0, \
+    0, 0, 0, 0, 0}
+
+/**
+ * Memory that one layer of each group shares.
+ */
+typedef struct kvpages_tensor_info {
+    /**
+     * sizeof(kvpages_tensor_info) as the caller compiled it.
+     */
+    size_t struct_size;
+    /**
+     * Bytes; of a packed tensor, those of the one backing that all packed tensors
+     * share.
+     */
+    uint64_t size_bytes;
+    /**
+     * Packed: where the layers' page starts in a block.
+     */
+    uint64_t offset_bytes;
+    /**
+     * Packed: bytes from block to block. 0 when not packed.
+     */
+    uint64_t block_stride_bytes;
+    /**
+     * Layers that have their pages in it.
+     */
+    uint64_t num_layers;
+} kvpages_tensor_info;
+
+/** kvpages_tensor_info with struct_size set and all else zero. */
+#define KVPAGES_TENSOR_INFO_INIT {sizeof(kvpages_tensor_info), 0, 0, 0, 0}
+
+/**
+ * What decides the steps of a scheduler and of a prefix cache.
+ */
+typedef struct kvpages_block_size_config {
+    /**
+     * sizeof(kvpages_block_size_config) as the caller compiled it.
+     */
+    size_t struct_size;
+    /**
+     * Tokens of a block as the engine was configured.
+     */
+    uint64_t cache_block_size;
+    /**
+     * Tokens of one hash as the engine wants them; 0 to have it chosen.
+     */
+    uint64_t prefix_match_unit;
+    /**
+     * 1 when block hashes are used: prefix caching is on, or blocks are
+     * transferred.
+     */
+    uint32_t hashes_blocks;
+    /**
+     * Zero.
+     */
+    uint32_t reserved0;
+} kvpages_block_size_config;
+
+/** kvpages_block_size_config with struct_size set and all else zero. */
+#define KVPAGES_BLOCK_SIZE_CONFIG_INIT {sizeof(kvpages_block_size_config), \
+    0, 0, 0, 0}
+
+/**
+ * What decides the block size of a model that mixes attention and state.
+ */
+typedef struct kvpages_hybrid_config {
+    /**
+     * sizeof(kvpages_hybrid_config) as the caller compiled it.
+     */
+    size_t struct_size;
+    /**
+     * Tokens of a block as the engine was configured. At least 1.
+     */
+    uint64_t block_size;
+    /**
+     * Tokens of the smallest kernel block that the attention backend takes. At
+     * least 1.
+     */
+    uint64_t smallest_kernel_block;
+    /**
+     * Bytes of one token in one attention layer. At least 1.
+     */
+    uint64_t attention_bytes_per_token;
+    /**
+     * Bytes of the largest state page.
+     */
+    uint64_t state_page_bytes;
+    /**
+     * Tokens between two states that the state kernels can keep; only for
+     * KVPAGES_STATE_CACHE_MODE_ALL.
+     */
+    uint64_t base_chunk;
+    /**
+     * One of KVPAGES_STATE_CACHE_MODE_*.
+     */
+    uint32_t state_cache_mode;
+    /**
+     * Zero.
+     */
+    uint32_t reserved0;
+} kvpages_hybrid_config;
+
+/** kvpages_hybrid_config with struct_size set and all else zero. */
+#define KVPAGES_HYBRID_CONFIG_INIT {sizeof(kvpages_hybrid_config), 0, 0, 0, \
+    0, 0, 0, 0}
+
+/**
+ * A block size with which an attention page holds a state.
+ */
+typedef struct kvpages_hybrid_block {
+    /**
+     * sizeof(kvpages_hybrid_block) as the caller compiled it.
+     */
+    size_t struct_size;
+    /**
+     * Tokens of an attention block.
+     */
+    uint64_t block_size;
+    /**
+     * Bytes of an attention page, and what state pages are to be padded to.
+     */
+    uint64_t page_size_bytes;
+    /**
+     * Tokens of a state block; 0 where the state keeps its own.
+     */
+    uint64_t state_block_size;
+} kvpages_hybrid_block;
+
+/** kvpages_hybrid_block with struct_size set and all else zero. */
+#define KVPAGES_HYBRID_BLOCK_INIT {sizeof(kvpages_hybrid_block), 0, 0, 0}
+
+/**
+ * Takes memory for a cache.
+ *
+ * @param user             As in kvpages_memory_callbacks.
+ * @param bytes            Bytes wanted; may be 0.
+ * @param alignment_bytes  What the address must be a multiple of: a power of two,
+ *                         at least 256.
+ * @param[out] out_data    The memory: the host can read and write it.
+ * @return 0 when out_data was set to something else than NULL. Anything else is
+ *         a refusal: the cache is not made.
+ */
+typedef int32_t (*kvpages_allocate_fn)(void *user,
+                                       size_t bytes,
+                                       size_t alignment_bytes,
+                                       void **out_data);
+
+/**
+ * Gives memory back.
+ *
+ * @param user   As in kvpages_memory_callbacks.
+ * @param data   What the allocation set.
+ * @param bytes  Bytes that were wanted.
+ */
+typedef void (*kvpages_release_fn)(void *user, void *data, size_t bytes);
+
+/**
+ * An engine's allocator. The functions must not throw, and are called on the
+ * threads that create and destroy caches.
+ */
+typedef struct kvpages_memory_callbacks {
+    /**
+     * sizeof(kvpages_memory_callbacks) as the caller compiled it.
+     */
+    size_t struct_size;
+    /**
+     * Handed to both functions. Kept until the memory and all caches in it are
+     * destroyed.
+     */
+    void *user;
+    /**
+     * Takes memory. Not NULL.
+     */
+    kvpages_allocate_fn allocate;
+    /**
+     * Gives memory back. Not NULL.
+     */
+    kvpages_release_fn release;
+    /**
+     * 1 when allocate returns memory that is zero; with 0 the library zeroes it.
+     */
+    uint32_t is_zeroed;
+    /**
+     * Zero.
+     */
+    uint32_t reserved0;
+} kvpages_memory_callbacks;
+
+/** kvpages_memory_callbacks with struct_size set and all else zero. */
+#define KVPAGES_MEMORY_CALLBACKS_INIT {sizeof(kvpages_memory_callbacks), \
+    NULL, NULL, NULL, 0, 0}
+
+/**
+ * What a cache is made of.
+ */
+typedef struct kvpages_cache_config {
+    /**
+     * sizeof(kvpages_cache_config) as the caller compiled it.
+     */
+    size_t struct_size;
+    /**
+     * Number of the worker in the plan.
+     */
+    size_t worker;
+    /**
+     * Where the bytes come from. Not NULL.
+     */
+    const struct kvpages_memory *memory;
+} kvpages_cache_config;
+
+/** kvpages_cache_config with struct_size set and all else zero. */
+#define KVPAGES_CACHE_CONFIG_INIT {sizeof(kvpages_cache_config), 0, NULL}
+
+/**
+ * A view: what a kernel is given. Frozen; it never gets more fields.
+ *
+ * Element [i, j, ...] lies at data + (i * strides[0] + j * strides[1] + ...) *
+ * kvpages_dtype_bytes(dtype).
+ */
+typedef struct kvpages_tensor {
+    /**
+     * The first element: a host or device pointer, as the cache's memory is.
+     */
+    void *data;
+    /**
+     * Sizes of the dimensions, ndim of them. Kept until the cache is destroyed.
+     */
+    const int64_t *shape;
+    /**
+     * Elements from one index of a dimension to the next, ndim of them. Kept
+     * until the cache is destroyed.
+     */
+    const int64_t *strides;
+    /**
+     * One of KVPAGES_DTYPE_*.
+     */
+    uint32_t dtype;
+    /**
+     * Number of dimensions.
+     */
+    uint32_t ndim;
+} kvpages_tensor;
+
+/**
+ * What is proven of a view: it stays inside its allocation, its elements are
+ * aligned, and no two indices mean one element. Of the views of a cache also: no
+ * byte belongs to different blocks of layers that share an allocation.
+ */
+typedef struct kvpages_view_report {
+    /**
+     * sizeof(kvpages_view_report) as the caller compiled it.
+     */
+    size_t struct_size;
+    /**
+     * Number of the allocation that holds it.
+     */
+    uint64_t allocation;
+    /**
+     * Where the first element lies in the allocation.
+     */
+    uint64_t offset_bytes;
+    /**
+     * Bytes of all elements.
+     */
+    uint64_t logical_bytes;
+    /**
+     * One past the last byte that the view reaches, counted from the
+     * allocation's start; 0 when the view is empty.
+     */
+    uint64_t end_bytes;
+    /**
+     * The furthest element, in elements from the first.
+     */
+    uint64_t largest_element_offset;
+    /**
+     * The largest power of two, up to 256, that the first element of every block
+     * is aligned to.
+     */
+    uint64_t alignment_bytes;
+    /**
+     * Bytes from kernel block to kernel block; 0 for an engine's own view.
+     */
+    uint64_t kernel_block_step_bytes;
+    /**
+     * Bytes from block to block. Block b owns bytes offset_bytes + b *
+     * block_step_bytes to + block_span_bytes of each run. 0 for an engine's own
+     * view.
+     */
+    uint64_t block_step_bytes;
+    /**
+     * Bytes that a block owns in one run.
+     */
+    uint64_t block_span_bytes;
+    /**
+     * Runs that a block is spread over: 1 when it is in one piece, 2 when keys
+     * and values are apart.
+     */
+    uint64_t num_runs;
+    /**
+     * Bytes from run to run.
+     */
+    uint64_t run_step_bytes;
+    /**
+     * The layer whose pages these are: another one when the layer shares.
+     */
+    uint64_t owner_layer;
+    /**
+     * 1 when all element offsets fit signed 32-bit integers.
+     */
+    uint32_t fits_int32;
+    /**
+     * The dimension that counts kernel blocks, or a state's blocks.
+     */
+    uint32_t block_dim;
+} kvpages_view_report;
+
+/** kvpages_view_report with struct_size set and all else zero. */
+#define KVPAGES_VIEW_REPORT_INIT {sizeof(kvpages_view_report), 0, 0, 0, 0, \
+    0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+
+/**
+ * One allocation. Frozen.
+ */
+typedef struct kvpages_allocation {
+    /**
+     * Its first byte, at a multiple of at least 256.
+     */
+    void *data;
+    /**
+     * Its bytes.
+     */
+    uint64_t size_bytes;
+} kvpages_allocation;
+
+/**
+ * One piece of memory in which blocks lie at a constant distance; together they
+ * are all that a transfer engine must register. Frozen.
+ */
+typedef struct kvpages_region {
+    /**
+     * Its first byte.
+     */
+    void *data;
+    /**
+     * Its bytes.
+     */
+    uint64_t size_bytes;
+    /**
+     * Bytes from block to block.
+     */
+    uint64_t block_step_bytes;
+    /**
+     * Blocks.
+     */
+    uint64_t num_blocks;
+    /**
+     * Number of the allocation it is part of.
+     */
+    uint64_t allocation;
+} kvpages_region;
+
+/**
+ * A strided view of an engine's own. Frozen.
+ */
+typedef struct kvpages_view {
+    /**
+     * Sizes of the dimensions, ndim of them.
+     */
+    const int64_t *shape;
+    /**
+     * Elements from one index of a dimension to the next, ndim of them.
+     */
+    const int64_t *strides;
+    /**
+     * Number of dimensions.
+     */
+    uint64_t ndim;
+    /**
+     * Where the first element lies in the allocation.
+     */
+    uint64_t offset_bytes;
+    /**
+     * Bytes of one element.
+     */
+    uint64_t element_bytes;
+    /**
+     * Bytes of the allocation.
+     */
+    uint64_t allocation_bytes;
+} kvpages_view;
+
+/**
+ * Layers with a cache, and the engine's layers.
+ */
+typedef struct kvpages_bind_config {
+    /**
+     * sizeof(kvpages_bind_config) as the caller compiled it.
+     */
+    size_t struct_size;
+    /**
+     * Names of the layers with a cache, in the order of their declaration.
+     */
+    const char *const *layer_names;
+    /**
+     * Number of layer_names.
+     */
+    size_t num_layers;
+    /**
+     * Names of the engine's layers; every layer with a cache is among them.
+     */
+    const char *const *context_names;
+    /**
+     * Number of context_names.
+     */
+    size_t num_context_names;
+    /**
+     * Attention modules of one layer; 0 for 1.
+     */
+    uint64_t num_attention_modules;
+    /**
+     * Caches that the engine's list holds before; it must be 0.
+     */
+    uint64_t num_already_bound;
+} kvpages_bind_config;
+
+/** kvpages_bind_config with struct_size set and all else zero. */
+#define KVPAGES_BIND_CONFIG_INIT {sizeof(kvpages_bind_config), NULL, 0, \
+    NULL, 0, 0, 0}
+
+#ifdef __cplusplus
+extern "C" {
+#endif // __cplusplus
+
+/**
+ * Version of the library, such as "0.1.0".
+ *
+ * @return A static string.
+ */
+KVPAGES_API const char *kvpages_version(void);
+
+/**
+ * Number of the binary interface. A program runs with any library of the same
+ * number that is not older than the header it was compiled with.
+ */
+KVPAGES_API uint32_t kvpages_abi_version(void);
+
+/**
+ * Name of a status, such as "INVALID_ARGUMENT".
+ *
+ * @param status  A kvpages_status.
+ * @return A static string; "UNKNOWN" for a number that is no status.
+ */
+KVPAGES_API const char *kvpages_status_name(int32_t status);
+
+/**
+ * Text of the last failed call on this thread, or an empty string.
+ *
+ * @return A string of the library's, never NULL. Valid until the next kvpages
+ *         call on this thread.
+ */
+KVPAGES_API const char *kvpages_last_error_message(void);
+
+/**
+ * Kind of the last failed call on this thread, such as "not_enough_memory": a
+ * name that stays the same from version to version, finer than the status. An
+ * empty string when no call failed.
+ *
+ * @return A string of the library's, never NULL. Valid until the next kvpages
+ *         call on this thread.
+ */
+KVPAGES_API const char *kvpages_last_error_kind(void);
+
+/**
+ * Bytes of one element.
+ *
+ * @param dtype  One of KVPAGES_DTYPE_*.
+ * @return 0 for a number that is no element type.
+ */
+KVPAGES_API uint64_t kvpages_dtype_bytes(uint32_t dtype);
+
+/**
+ * Name of an element type, such as "bfloat16".
+ *
+ * @param dtype  One of KVPAGES_DTYPE_*.
+ * @return A static string; empty for a number that is no element type.
+ */
+KVPAGES_API const char *kvpages_dtype_name(uint32_t dtype);
+
+/**
+ * Checks a spec and describes its page.
+ *
+ * @param spec  Borrowed. Not NULL.
+ * @param[out] out  Filled. Not NULL; struct_size set.
+ */
+KVPAGES_API
+kvpages_status kvpages_spec_describe(const struct kvpages_spec *spec,
+                                     struct kvpages_spec_info *out);
+
+/**
+ * How much one request can need of a layer.
+ *
+ * @param spec    Borrowed. Not NULL.
+ * @param limits  Borrowed. Not NULL.
+ * @param[out] out  Filled. Not NULL; struct_size set.
+ */
+KVPAGES_API
+kvpages_status kvpages_spec_demand(const struct kvpages_spec *spec,
+                                   const struct kvpages_limits *limits,
+                                   struct kvpages_demand *out);
+
+/**
+ * The one spec that several layers are: they agree on everything but, for full
+ * kinds, the window, the chunk and the non-causal flag.
+ *
+ * @param specs      Borrowed. num_specs pointers, none NULL.
+ * @param num_specs  At least 1.
+ * @param[out] out   Filled; its pointers are those of specs[0]. Not NULL;
+ *                   struct_size set.
+ * @retval KVPAGES_STATUS_INVALID_ARGUMENT  They are not one spec; the kind says
+ *                   why, and the message names the field.
+ */
+KVPAGES_API
+kvpages_status kvpages_spec_merge(const struct kvpages_spec *const *specs,
+                                  size_t num_specs,
+                                  struct kvpages_spec *out);
+
+/**
+ * How alike layers are.
+ *
+ * @param specs      Borrowed. num_specs pointers, none NULL.
+ * @param num_specs  May be 0.
+ * @param[out] out   Filled. Not NULL; struct_size set.
+ * @retval KVPAGES_STATUS_UNSUPPORTED  An encoder-only layer is among them; it
+ *                   takes no cache.
+ */
+KVPAGES_API
+kvpages_status kvpages_spec_uniformity(const struct kvpages_spec *const *specs,
+                                       size_t num_specs,
+                                       struct kvpages_uniformity *out);
+
+/**
+ * Describes layers that need the same number of blocks but store different
+ * things.
+ *
+ * @param specs      Borrowed. num_specs pointers, none NULL.
+ * @param num_specs  At least 1.
+ * @param[out] out   Filled. Not NULL; struct_size set.
+ */
+KVPAGES_API
+kvpages_status kvpages_spec_set_describe(const struct kvpages_spec *const *specs,
+                                         size_t num_specs,
+                                         struct kvpages_spec_set_info *out);
+
+/**
+ * The different pages of a set of layers, smallest first.
+ *
+ * @param specs      Borrowed. num_specs pointers, none NULL.
+ * @param num_specs  At least 1.
+ * @param[out] page_sizes_bytes  Room for capacity numbers. May be NULL when
+ *                   capacity is 0.
+ * @param capacity   Numbers that fit.
+ * @param[out] out_count  How many there are, also when they do not fit.
+ * @retval KVPAGES_STATUS_BUFFER_TOO_SMALL  They do not fit.
+ */
+KVPAGES_API
+kvpages_status kvpages_spec_set_copy_page_sizes(const struct kvpages_spec *const *specs,
+                                                size_t num_specs,
+                                                uint64_t *page_sizes_bytes,
+                                                size_t capacity,
+                                                size_t *out_count);
+
+/**
+ * How much one request can need of a set of layers.
+ *
+ * @param specs      Borrowed. num_specs pointers, none NULL.
+ * @param num_specs  At least 1.
+ * @param limits     Borrowed. Not NULL.
+ * @param[out] out   Filled; bytes are those of all layers. Not NULL; struct_size
+ *                   set.
+ */
+KVPAGES_API
+kvpages_status kvpages_spec_set_demand(const struct kvpages_spec *const *specs,
+                                       size_t num_specs,
+                                       const struct kvpages_limits *limits,
+                                       struct kvpages_demand *out);
+
+/**
+ * The quantisation mode that a cache-dtype string such as "fp8_e4m3" or
+ * "int4_per_token_head" asks for; KVPAGES_QUANT_MODE_NONE for "auto" and any
+ * other.
+ *
+ * @param cache_dtype  Borrowed. Not NULL.
+ * @param[out] out     One of KVPAGES_QUANT_MODE_*. Not NULL.
+ */
+KVPAGES_API
+kvpages_status kvpages_quant_mode_from_cache_dtype(const char *cache_dtype,
+                                                   uint32_t *out);
+
+/**
+ * Key-value heads that one tensor-parallel rank stores. With fewer heads than
+ * ranks each head is stored by several ranks.
+ *
+ * @param total_kv_heads  Heads of the model. At least 1.
+ * @param num_ranks       Ranks. At least 1; it divides the heads, or the heads
+ *                        divide it.
+ * @param[out] out_heads     Heads on one rank. Not NULL.
+ * @param[out] out_replicas  Ranks that store the same head. Not NULL.
+ */
+KVPAGES_API
+kvpages_status kvpages_kv_heads_per_rank(uint64_t total_kv_heads,
+                                         uint64_t num_ranks,
+                                         uint64_t *out_heads,
+                                         uint64_t *out_replicas);
+
+/**
+ * Creates a backend.
+ *
+ * @param config    Copied. Not NULL.
+ * @param[out] out  Owned by the caller: kvpages_backend_destroy(). NULL on
+ *                  failure.
+ */
+KVPAGES_API
+kvpages_status kvpages_backend_create(const struct kvpages_backend_config *config,
+                                      struct kvpages_backend **out);
+
+/**
+ * Creates a backend from a known contract.
+ *
+ * @param preset    One of KVPAGES_PRESET_*.
+ * @param[out] out  Owned by the caller: kvpages_backend_destroy(). NULL on
+ *                  failure.
+ */
+KVPAGES_API
+kvpages_status kvpages_backend_create_preset(uint32_t preset,
+                                             struct kvpages_backend **out);
+
+/**
+ * Destroys a backend. NULL is a no-op. Models that use it keep it alive.
+ *
+ * @param backend  Not used any more.
+ */
+KVPAGES_API void kvpages_backend_destroy(struct kvpages_backend *backend);
+
+/**
+ * Name of a backend.
+ *
+ * @param backend  Borrowed.
+ * @return A string of the backend's; empty for NULL.
+ */
+KVPAGES_API
+const char *kvpages_backend_name(const struct kvpages_backend *backend);
+
+/**
+ * The kernel block size that several backends agree on for a block: the block
+ * itself when all take it, else the largest exact size of any of them that
+ * divides it and that all take.
+ *
+ * @param block_size    Tokens of a block. At least 1.
+ * @param backends      Borrowed. num_backends pointers, none NULL.
+ * @param num_backends  May be 0.
+ * @param[out] out      Tokens of a kernel block. Not NULL.
+ */
+KVPAGES_API
+kvpages_status kvpages_select_kernel_block_size(uint64_t block_size,
+                                                const struct kvpages_backend *const *backends,
+                                                size_t num_backends,
+                                                uint64_t *out);
+
+/**
+ * Creates a model without layers.
+ *
+ * @param[out] out  Owned by the caller: kvpages_model_destroy(). NULL on failure.
+ */
+KVPAGES_API
+kvpages_status kvpages_model_create(struct kvpages_model **out);
+
+/**
+ * Destroys a model. NULL is a no-op. Plans made from it live on.
+ *
+ * @param model  Not used any more.
+ */
+KVPAGES_API void kvpages_model_destroy(struct kvpages_model *model);
+
+/**
+ * Adds a layer behind the others.
+ *
+ * @param model  Changed. Not NULL.
+ * @param layer  Copied. Not NULL.
+ */
+KVPAGES_API
+kvpages_status kvpages_model_add_layer(struct kvpages_model *model,
+                                       const struct kvpages_layer *layer);
+
+/**
+ * Number of layers.
+ *
+ * @param model  Borrowed.
+ * @return 0 for NULL.
+ */
+KVPAGES_API size_t kvpages_model_num_layers(const struct kvpages_model *model);
+
+/**
+ * The number of a layer.
+ *
+ * @param model     Borrowed. Not NULL.
+ * @param name      Borrowed. Not NULL.
+ * @param[out] out_index  Its number. Not NULL.
+ * @retval KVPAGES_STATUS_NOT_FOUND  There is no layer of that name.
+ */
+KVPAGES_API
+kvpages_status kvpages_model_find_layer(const struct kvpages_model *model,
+                                        const char *name,
+                                        size_t *out_index);
+
+/**
+ * Plans the caches of all workers of a model, and proves that every layer with a
+ * backend has a view. Takes no memory.
+ *
+ * @param config       Borrowed. Not NULL.
+ * @param workers      Copied: the layers as they are now. num_workers of them.
+ * @param num_workers  At least 1.
+ * @param[out] out     Owned by the caller: kvpages_plan_destroy(). NULL on
+ *                     failure.
+ * @param[out] out_shortfall  Filled when the model does not fit. May be NULL.
+ * @retval KVPAGES_STATUS_DOES_NOT_FIT     Too little memory for one request.
+ * @retval KVPAGES_STATUS_CONTRACT_BROKEN  A backend could not read its layers.
+ * @note Cost: linear in the layers of distinct models.
+ */
+KVPAGES_API
+kvpages_status kvpages_plan_create(const struct kvpages_plan_config *config,
+                                   const struct kvpages_worker *workers,
+                                   size_t num_workers,
+                                   struct kvpages_plan **out,
+                                   struct kvpages_shortfall *out_shortfall);
+
+/**
+ * Takes a plan that the engine made itself: checks it, completes it, and proves
+ * that every layer with a backend has a view. The plan has one worker; the limits
+ * of a request are not known, so its longest sequence, rows, capacity and
+ * concurrency are 0.
+ *
+ * @param model     Copied: the layers as they are now. Not NULL.
+ * @param parts     Borrowed. Not NULL.
+ * @param[out] out  Owned by the caller: kvpages_plan_destroy(). NULL on failure.
+ * @retval KVPAGES_STATUS_CONTRACT_BROKEN  A backend could not read its layers.
+ */
+KVPAGES_API
+kvpages_status kvpages_plan_create_from_parts(const struct kvpages_model *model,
+                                              const struct kvpages_plan_parts *parts,
+                                              struct kvpages_plan **out);
+
+/**
+ * Destroys a plan. NULL is a no-op. Caches made from it live on.
+ *
+ * @param plan  Not used any more, and neither are its strings and specs.
+ */
+KVPAGES_API void kvpages_plan_destroy(struct kvpages_plan *plan);
+
+/**
+ * Number of workers.
+ *
+ * @param plan  Borrowed.
+ * @return 0 for NULL.
+ */
+KVPAGES_API size_t kvpages_plan_num_workers(const struct kvpages_plan *plan);
+
+/**
+ * Tokens of the longest sequence, as they were fitted.
+ *
+ * @param plan  Borrowed.
+ * @return 0 for NULL.
+ */
+KVPAGES_API
+uint64_t kvpages_plan_max_model_len(const struct kvpages_plan *plan);
+
+/**
+ * What a worker allocates.
+ *
+ * @param plan      Borrowed. Not NULL.
+ * @param worker    Less than kvpages_plan_num_workers().
+ * @param[out] out  Filled. Not NULL; struct_size set.
+ * @retval KVPAGES_STATUS_NOT_FOUND  There is no such worker.
+ */
+KVPAGES_API
+kvpages_status kvpages_plan_get_worker(const struct kvpages_plan *plan,
+                                       size_t worker,
+                                       struct kvpages_worker_info *out);
+
+/**
+ * A group as a worker has it.
+ *
+ * @param plan      Borrowed. Not NULL.
+ * @param worker    Less than kvpages_plan_num_workers().
+ * @param group     Less than the worker's num_groups.
+ * @param[out] out  Filled. Not NULL; struct_size set.
+ * @retval KVPAGES_STATUS_NOT_FOUND  There is no such worker or group.
+ */
+KVPAGES_API
+kvpages_status kvpages_plan_get_group(const struct kvpages_plan *plan,
+                                      size_t worker,
+                                      size_t group,
+                                      struct kvpages_group_info *out);
+
+/**
+ * A spec of a group as it was planned: block sizes scaled, pages padded.
+ *
+ * @param plan      Borrowed. Not NULL.
+ * @param worker    Less than kvpages_plan_num_workers().
+ * @param group     Less than the worker's num_groups.
+ * @param index     Less than the group's num_specs.
+ * @param[out] out  Filled; its pointers are Kept until the plan is destroyed. Not
+ *                  NULL; struct_size set.
+ * @param[out] out_layer_name  Of a set the layer that has this spec, else NULL. A
+ *                  string of the plan's. May be NULL.
+ * @retval KVPAGES_STATUS_NOT_FOUND  There is no such worker, group or spec.
+ */
+KVPAGES_API
+kvpages_status kvpages_plan_get_group_spec(const struct kvpages_plan *plan,
+                                           size_t worker,
+                                           size_t group,
+                                           size_t index,
+                                           struct kvpages_spec *out,
+                                           const char **out_layer_name);
+
+/**
+ * Name of a layer of a group: the layers with pages of their own, then those that
+ * share.
+ *
+ * @param plan    Borrowed.
+ * @param worker  Less than kvpages_plan_num_workers().
+ * @param group   Less than the worker's num_groups.
+ * @param index   Less than num_layers + num_sharing_layers of the group.
+ * @return A string of the plan's; NULL when there is no such layer.
+ */
+KVPAGES_API
+const char *kvpages_plan_group_layer_name(const struct kvpages_plan *plan,
+                                          size_t worker,
+                                          size_t group,
+                                          size_t index);
+
+/**
+ * A tensor of a worker.
+ *
+ * @param plan      Borrowed. Not NULL.
+ * @param worker    Less than kvpages_plan_num_workers().
+ * @param tensor    Less than the worker's num_tensors.
+ * @param[out] out  Filled. Not NULL; struct_size set.
+ * @retval KVPAGES_STATUS_NOT_FOUND  There is no such worker or tensor.
+ */
+KVPAGES_API
+kvpages_status kvpages_plan_get_tensor(const struct kvpages_plan *plan,
+                                       size_t worker,
+                                       size_t tensor,
+                                       struct kvpages_tensor_info *out);
+
+/**
+ * Name of a layer that has its pages in a tensor.
+ *
+ * @param plan    Borrowed.
+ * @param worker  Less than kvpages_plan_num_workers().
+ * @param tensor  Less than the worker's num_tensors.
+ * @param index   Less than the tensor's num_layers.
+ * @return A string of the plan's; NULL when there is no such layer.
+ */
+KVPAGES_API
+const char *kvpages_plan_tensor_layer_name(const struct kvpages_plan *plan,
+                                           size_t worker,
+                                           size_t tensor,
+                                           size_t index);
+
+/**
+ * The steps in which a scheduler counts tokens and a prefix cache hashes them.
+ *
+ * @param plan    Borrowed. Not NULL.
+ * @param config  Borrowed. Not NULL.
+ * @param[out] out_scheduler_block_size  Tokens that a scheduler rounds to. Not
+ *                NULL.
+ * @param[out] out_hash_block_size  Tokens of one hash. Not NULL.
+ */
+KVPAGES_API
+kvpages_status kvpages_plan_resolve_block_sizes(const struct kvpages_plan *plan,
+                                                const struct kvpages_block_size_config *config,
+                                                uint64_t *out_scheduler_block_size,
+                                                uint64_t *out_hash_block_size);
+
+/**
+ * Why a plan is as it is: for every group its layers, block and page sizes,
+ * padding and the reason for it, in total blocks, tokens, concurrency and bytes
+ * wasted.
+ *
+ * @param plan         Borrowed. Not NULL.
+ * @param format       One of KVPAGES_TEXT_FORMAT_*.
+ * @param[out] buffer  Room for capacity bytes: the text and a NUL. May be NULL
+ *                     when capacity is 0.
+ * @param capacity     Bytes that fit.
+ * @param[out] out_length  Bytes of the text, the NUL not counted, also when it
+ *                     does not fit. Not NULL.
+ * @retval KVPAGES_STATUS_BUFFER_TOO_SMALL  capacity is not more than the length.
+ */
+KVPAGES_API
+kvpages_status kvpages_plan_copy_explanation(const struct kvpages_plan *plan,
+                                             uint32_t format,
+                                             char *buffer,
+                                             size_t capacity,
+                                             size_t *out_length);
+
+/**
+ * How many layer tuples a model of latents is cut into: the number from the lower
+ * bound to the largest value to which the values are rounded up with the least
+ * padding, and of equal ones the largest.
+ *
+ * @param values       Borrowed. num_values numbers, each 1 to 2^20.
+ * @param num_values   At least 1.
+ * @param lower_bound  The smallest number allowed; 0 for 1.
+ * @param[out] out     The number. Not NULL.
+ */
+KVPAGES_API
+kvpages_status kvpages_layer_tuple_count(const uint64_t *values,
+                                         size_t num_values,
+                                         uint64_t lower_bound,
+                                         uint64_t *out);
+
+/**
+ * The smallest block size whose attention page holds a state page. To be asked
+ * before the layers are described: attention layers get the block size, state
+ * layers the page as their padding.
+ *
+ * @param config    Borrowed. Not NULL.
+ * @param[out] out  Filled. Not NULL; struct_size set.
+ */
+KVPAGES_API
+kvpages_status kvpages_hybrid_block_size(const struct kvpages_hybrid_config *config,
+                                         struct kvpages_hybrid_block *out);
+
+/**
+ * Memory of the host. The system zeroes each page of it when it is first
+ * touched, so a large cache costs nothing until it is used. Large allocations
+ * ask for huge pages.
+ *
+ * @param[out] out  Owned by the caller: kvpages_memory_destroy(). NULL on
+ *                  failure.
+ */
+KVPAGES_API
+kvpages_status kvpages_memory_create_host(struct kvpages_memory **out);
+
+/**
+ * Memory from an engine's own allocator.
+ *
+ * @param callbacks  Copied. Not NULL.
+ * @param[out] out   Owned by the caller: kvpages_memory_destroy(). NULL on
+ *                   failure.
+ */
+KVPAGES_API
+kvpages_status kvpages_memory_create_external(const struct kvpages_memory_callbacks *callbacks,
+                                              struct kvpages_memory **out);
+
+/**
+ * A buffer of the engine's, handed out piece by piece. The library zeroes what it
+ * takes. When all caches in it are destroyed, it starts anew.
+ *
+ * @param data      Kept until the memory and all caches in it are destroyed; the
+ *                  host can read and write it, and nothing else uses it. Not NULL.
+ * @param bytes     Its bytes.
+ * @param[out] out  Owned by the caller: kvpages_memory_destroy(). NULL on
+ *                  failure.
+ */
+KVPAGES_API
+kvpages_status kvpages_memory_create_adopted(void *data,
+                                             size_t bytes,
+                                             struct kvpages_memory **out);
+
+/**
+ * Destroys a memory. NULL is a no-op. Caches in it live on.
+ *
+ * @param memory  Not used any more.
+ */
+KVPAGES_API void kvpages_memory_destroy(struct kvpages_memory *memory);
+
+/**
+ * Allocates a worker's part of a plan. Fresh memory is zero. When the memory runs
+ * out half-way, all of it is given back.
+ *
+ * @param plan      Borrowed; the cache keeps what it needs of it. Not NULL.
+ * @param config    Borrowed. Not NULL.
+ * @param[out] out  Owned by the caller: kvpages_cache_destroy(). NULL on failure.
+ * @param[out] out_needed_bytes  Bytes that the cache takes, also when they are
+ *                  not there. May be NULL.
+ * @retval KVPAGES_STATUS_OUT_OF_HOST_MEMORY  The memory has not enough.
+ * @retval KVPAGES_STATUS_NOT_FOUND  The plan has no such worker.
+ */
+KVPAGES_API
+kvpages_status kvpages_cache_create(const struct kvpages_plan *plan,
+                                    const struct kvpages_cache_config *config,
+                                    struct kvpages_cache **out,
+                                    uint64_t *out_needed_bytes);
+
+/**
+ * Destroys a cache and gives its memory back. NULL is a no-op.
+ *
+ * @param cache  Not used any more, and neither are its views.
+ */
+KVPAGES_API void kvpages_cache_destroy(struct kvpages_cache *cache);
+
+/**
+ * Blocks of every group. Block ids are 0 to this number minus 1.
+ *
+ * @param cache  Borrowed.
+ * @return 0 for NULL.
+ */
+KVPAGES_API
+uint64_t kvpages_cache_num_blocks(const struct kvpages_cache *cache);
+
+/**
+ * Layers that have views, in the model's order: layers with pages of their own
+ * and layers that share. Layers without a backend and encoder-only ones are left
+ * out.
+ *
+ * @param cache  Borrowed.
+ * @return 0 for NULL.
+ */
+KVPAGES_API
+size_t kvpages_cache_num_layers(const struct kvpages_cache *cache);
+
+/**
+ * Name of a layer.
+ *
+ * @param cache  Borrowed.
+ * @param layer  Less than kvpages_cache_num_layers().
+ * @return A string of the cache's; NULL when there is no such layer.
+ */
+KVPAGES_API
+const char *kvpages_cache_layer_name(const struct kvpages_cache *cache,
+                                     size_t layer);
+
+/**
+ * The number of a layer. Look it up once, and ask for views by number.
+ *
+ * @param cache     Borrowed. Not NULL.
+ * @param name      Borrowed. Not NULL.
+ * @param[out] out_layer  Its number. Not NULL.
+ * @retval KVPAGES_STATUS_NOT_FOUND  There is no layer of that name with a view.
+ */
+KVPAGES_API
+kvpages_status kvpages_cache_find_layer(const struct kvpages_cache *cache,
+                                        const char *name,
+                                        size_t *out_layer);
+
+/**
+ * Views of a layer: 1 of an attention layer, one for each state of a state layer.
+ *
+ * @param cache  Borrowed.
+ * @param layer  Less than kvpages_cache_num_layers().
+ * @return 0 when there is no such layer.
+ */
+KVPAGES_API
+size_t kvpages_cache_num_views(const struct kvpages_cache *cache,
+                               size_t layer);
+
+/**
+ * A view of a layer.
+ *
+ * @param cache     Borrowed. Not NULL.
+ * @param layer     Less than kvpages_cache_num_layers().
+ * @param view      Less than kvpages_cache_num_views(): 0, or which state.
+ * @param[out] out  Filled; its pointers are Kept until the cache is destroyed.
+ *                  Not NULL.
+ * @retval KVPAGES_STATUS_NOT_FOUND  There is no such layer or view.
+ * @note Cost: two array reads; no allocation, no lock.
+ */
+KVPAGES_API
+kvpages_status kvpages_cache_get_view(const struct kvpages_cache *cache,
+                                      size_t layer,
+                                      size_t view,
+                                      struct kvpages_tensor *out);
+
+/**
+ * What is proven of a view.
+ *
+ * @param cache     Borrowed. Not NULL.
+ * @param layer     Less than kvpages_cache_num_layers().
+ * @param view      Less than kvpages_cache_num_views(): 0, or which state.
+ * @param[out] out  Filled. Not NULL; struct_size set.
+ * @retval KVPAGES_STATUS_NOT_FOUND  There is no such layer or view.
+ */
+KVPAGES_API
+kvpages_status kvpages_cache_get_report(const struct kvpages_cache *cache,
+                                        size_t layer,
+                                        size_t view,
+                                        struct kvpages_view_report *out);
+
+/**
+ * Number of allocations.
+ *
+ * @param cache  Borrowed.
+ * @return 0 for NULL.
+ */
+KVPAGES_API
+size_t kvpages_cache_num_allocations(const struct kvpages_cache *cache);
+
+/**
+ * An allocation.
+ *
+ * @param cache       Borrowed. Not NULL.
+ * @param allocation  Less than kvpages_cache_num_allocations().
+ * @param[out] out    Filled; its pointer is Kept until the cache is destroyed.
+ *                    Not NULL.
+ * @retval KVPAGES_STATUS_NOT_FOUND  There is no such allocation.
+ */
+KVPAGES_API
+kvpages_status kvpages_cache_get_allocation(const struct kvpages_cache *cache,
+                                            size_t allocation,
+                                            struct kvpages_allocation *out);
+
+/**
+ * Number of memory regions.
+ *
+ * @param cache  Borrowed.
+ * @return 0 for NULL.
+ */
+KVPAGES_API size_t kvpages_cache_num_regions(const struct kvpages_cache *cache);
+
+/**
+ * A memory region.
+ *
+ * @param cache     Borrowed. Not NULL.
+ * @param region    Less than kvpages_cache_num_regions().
+ * @param[out] out  Filled; its pointer is Kept until the cache is destroyed. Not
+ *                  NULL.
+ * @retval KVPAGES_STATUS_NOT_FOUND  There is no such region.
+ */
+KVPAGES_API
+kvpages_status kvpages_cache_get_region(const struct kvpages_cache *cache,
+                                        size_t region,
+                                        struct kvpages_region *out);
+
+/**
+ * The layers in binding order: by the index in their names, see
+ * kvpages_layer_index(), and layers of one index in the model's order.
+ *
+ * @param cache                  Borrowed. Not NULL.
+ * @param num_attention_modules  Attention modules of one layer; 0 for 1.
+ * @param[out] layers            Room for capacity numbers of layers. May be NULL
+ *                               when capacity is 0.
+ * @param capacity               Numbers that fit.
+ * @param[out] out_count         How many there are, also when they do not fit.
+ *                               Not NULL.
+ * @retval KVPAGES_STATUS_BUFFER_TOO_SMALL  They do not fit.
+ */
+KVPAGES_API
+kvpages_status kvpages_cache_copy_bound_layers(const struct kvpages_cache *cache,
+                                               uint64_t num_attention_modules,
+                                               size_t *layers,
+                                               size_t capacity,
+                                               size_t *out_count);
+
+/**
+ * Proves a view of an engine's own, or says why it cannot: it leaves its
+ * allocation (kind "view_out_of_bounds"), it starts between two elements
+ * ("view_dtype_misaligned"), or two indices may mean one element
+ * ("view_overlaps_itself": each dimension must step over all that lies inside
+ * it).
+ *
+ * @param view      Borrowed. Not NULL.
+ * @param[out] out  Filled. Not NULL; struct_size set.
+ */
+KVPAGES_API
+kvpages_status kvpages_view_audit(const struct kvpages_view *view,
+                                  struct kvpages_view_report *out);
+
+/**
+ * The index of a layer by the numbers in its dotted name: of
+ * "model.layers.7.self_attn" it is 7. A number is a part of ASCII digits only.
+ * With several attention modules in a layer, the name of an attention layer may
+ * hold a second number, its module: of "layers.3.self_attn.1" and 2 modules it
+ * is 3 * 2 + 1.
+ *
+ * @param layer_name             Borrowed. Not NULL.
+ * @param num_attention_modules  Attention modules of one layer; 0 for 1.
+ * @param[out] out_index         The index. Not NULL.
+ */
+KVPAGES_API
+kvpages_status kvpages_layer_index(const char *layer_name,
+                                   uint64_t num_attention_modules,
+                                   uint64_t *out_index);
+
+/**
+ * Binds caches to an engine's layers: in the order of the layers' indices, and
+ * layers of one index as they were declared.
+ *
+ * @param config          Borrowed. Not NULL.
+ * @param[out] out_order  Room for num_layers numbers: layer_names in binding
+ *                        order. May be NULL when there are none.
+ * @param[out] out_bound  Room for num_context_names numbers: for each of
+ *                        context_names which of layer_names it is, SIZE_MAX for
+ *                        a layer without a cache. May be NULL when there are
+ *                        none.
+ */
+KVPAGES_API
+kvpages_status kvpages_bind_layers(const struct kvpages_bind_config *config,
+                                   size_t *out_order,
+                                   size_t *out_bound);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif  // __cplusplus
+
+#endif  /* KVPAGES_H */

@@ -1,0 +1,771 @@
+/// @file kvpages.hpp
+/// @brief The C++17 interface of kvpages: kvpages.h with handles that destroy themselves.
+///
+/// Header-only; it has no binary interface of its own. Handles are move-only. A call that fails
+/// throws kvpages::Error. With KVPAGES_NO_EXCEPTIONS defined before the first include it calls
+/// KVPAGES_ON_ERROR(status, message) instead, which aborts unless the engine defines it to
+/// something else that does not return.
+///
+/// Everything kvpages.h says of ownership, threads and units holds here too.
+#ifndef KVPAGES_HPP
+#define KVPAGES_HPP
+
+#include <kvpages/kvpages.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#ifdef KVPAGES_NO_EXCEPTIONS
+#ifndef KVPAGES_ON_ERROR
+#define KVPAGES_ON_ERROR(status, message) \
+    (static_cast<void>(status), static_cast<void>(message), ::std::abort())
+#endif
+#else
+#include <stdexcept>
+#endif
+
+namespace kvpages {
+
+/// Type of one element.
+enum class Dtype : std::uint32_t {
+    f64 = KVPAGES_DTYPE_F64,
+    f32 = KVPAGES_DTYPE_F32,
+    f16 = KVPAGES_DTYPE_F16,
+    bf16 = KVPAGES_DTYPE_BF16,
+    i8 = KVPAGES_DTYPE_I8,
+    u8 = KVPAGES_DTYPE_U8,
+    i16 = KVPAGES_DTYPE_I16,
+    i32 = KVPAGES_DTYPE_I32,
+    i64 = KVPAGES_DTYPE_I64,
+    boolean = KVPAGES_DTYPE_BOOL,
+    f8_e4m3fn = KVPAGES_DTYPE_F8_E4M3FN,
+    f8_e5m2 = KVPAGES_DTYPE_F8_E5M2,
+    f8_e4m3fnuz = KVPAGES_DTYPE_F8_E4M3FNUZ,
+    f8_e5m2fnuz = KVPAGES_DTYPE_F8_E5M2FNUZ,
+    f4_e2m1x2 = KVPAGES_DTYPE_F4_E2M1X2,
+};
+
+/// How keys and values are quantised.
+enum class QuantMode : std::uint32_t {
+    none = KVPAGES_QUANT_MODE_NONE,
+    fp8_per_tensor = KVPAGES_QUANT_MODE_FP8_PER_TENSOR,
+    int8_per_token_head = KVPAGES_QUANT_MODE_INT8_PER_TOKEN_HEAD,
+    fp8_per_token_head = KVPAGES_QUANT_MODE_FP8_PER_TOKEN_HEAD,
+    int4_per_token_head = KVPAGES_QUANT_MODE_INT4_PER_TOKEN_HEAD,
+    nvfp4 = KVPAGES_QUANT_MODE_NVFP4,
+};
+
+/// What kind of attention a layer computes.
+enum class AttentionKind : std::uint32_t {
+    full = KVPAGES_SPEC_KIND_FULL_ATTENTION,
+    sink = KVPAGES_SPEC_KIND_SINK_ATTENTION,
+    rswa = KVPAGES_SPEC_KIND_RSWA,
+    turbo_quant = KVPAGES_SPEC_KIND_TURBO_QUANT,
+    mla = KVPAGES_SPEC_KIND_MLA,
+    hidden_state = KVPAGES_SPEC_KIND_HIDDEN_STATE,
+    sliding_window = KVPAGES_SPEC_KIND_SLIDING_WINDOW,
+    sliding_window_mla = KVPAGES_SPEC_KIND_SLIDING_WINDOW_MLA,
+    chunked_local = KVPAGES_SPEC_KIND_CHUNKED_LOCAL,
+    cross = KVPAGES_SPEC_KIND_CROSS_ATTENTION,
+    encoder_only = KVPAGES_SPEC_KIND_ENCODER_ONLY,
+};
+
+/// What computes a state.
+enum class StateKind : std::uint32_t {
+    mamba1 = KVPAGES_STATE_KIND_MAMBA1,
+    mamba2 = KVPAGES_STATE_KIND_MAMBA2,
+    short_conv = KVPAGES_STATE_KIND_SHORT_CONV,
+    linear = KVPAGES_STATE_KIND_LINEAR,
+    gated_delta_net = KVPAGES_STATE_KIND_GATED_DELTA_NET,
+    custom = KVPAGES_STATE_KIND_CUSTOM,
+};
+
+/// When a state layer keeps the state of an earlier position.
+enum class StateCacheMode : std::uint32_t {
+    none = KVPAGES_STATE_CACHE_MODE_NONE,
+    align = KVPAGES_STATE_CACHE_MODE_ALIGN,
+    all = KVPAGES_STATE_CACHE_MODE_ALL,
+};
+
+/// Which rules group layers and unify pages.
+enum class Policy : std::uint32_t {
+    best = KVPAGES_POLICY_DEFAULT,
+    reference = KVPAGES_POLICY_REFERENCE,
+};
+
+/// A known backend contract.
+enum class Preset : std::uint32_t {
+    flash_attention_nhd = KVPAGES_PRESET_FLASH_ATTENTION_NHD,
+    flash_attention_hnd = KVPAGES_PRESET_FLASH_ATTENTION_HND,
+    triton_nhd = KVPAGES_PRESET_TRITON_NHD,
+    triton_hnd = KVPAGES_PRESET_TRITON_HND,
+    flash_infer_nhd = KVPAGES_PRESET_FLASH_INFER_NHD,
+    flash_infer_hnd = KVPAGES_PRESET_FLASH_INFER_HND,
+    flash_attention_diff_kv_nhd = KVPAGES_PRESET_FLASH_ATTENTION_DIFF_KV_NHD,
+    flash_attention_diff_kv_hnd = KVPAGES_PRESET_FLASH_ATTENTION_DIFF_KV_HND,
+    flex_attention = KVPAGES_PRESET_FLEX_ATTENTION,
+    cpu_attention = KVPAGES_PRESET_CPU_ATTENTION,
+    rocm_attention = KVPAGES_PRESET_ROCM_ATTENTION,
+    rocm_aiter_flash_attention = KVPAGES_PRESET_ROCM_AITER_FLASH_ATTENTION,
+    rocm_aiter_unified_attention = KVPAGES_PRESET_ROCM_AITER_UNIFIED_ATTENTION,
+    hpc_attention = KVPAGES_PRESET_HPC_ATTENTION,
+    turbo_quant = KVPAGES_PRESET_TURBO_QUANT,
+    sliding_convolution = KVPAGES_PRESET_SLIDING_CONVOLUTION,
+    hidden_state = KVPAGES_PRESET_HIDDEN_STATE,
+    triton_mla = KVPAGES_PRESET_TRITON_MLA,
+    flash_mla = KVPAGES_PRESET_FLASH_MLA,
+    flash_mla_sparse = KVPAGES_PRESET_FLASH_MLA_SPARSE,
+    flash_infer_mla = KVPAGES_PRESET_FLASH_INFER_MLA,
+    flash_infer_mla_sparse = KVPAGES_PRESET_FLASH_INFER_MLA_SPARSE,
+    rocm_aiter_mla = KVPAGES_PRESET_ROCM_AITER_MLA,
+    rocm_aiter_mla_sparse = KVPAGES_PRESET_ROCM_AITER_MLA_SPARSE,
+    deepseek_v32_indexer = KVPAGES_PRESET_DEEPSEEK_V32_INDEXER,
+    deepseek_v4_mla = KVPAGES_PRESET_DEEPSEEK_V4_MLA,
+    deepseek_v4_indexer = KVPAGES_PRESET_DEEPSEEK_V4_INDEXER,
+    deepseek_v4_sliding_window = KVPAGES_PRESET_DEEPSEEK_V4_SLIDING_WINDOW,
+    deepseek_v4_compressor = KVPAGES_PRESET_DEEPSEEK_V4_COMPRESSOR,
+    mamba1 = KVPAGES_PRESET_MAMBA1,
+    mamba2 = KVPAGES_PRESET_MAMBA2,
+    short_convolution = KVPAGES_PRESET_SHORT_CONVOLUTION,
+    linear_attention = KVPAGES_PRESET_LINEAR_ATTENTION,
+    gated_delta_net = KVPAGES_PRESET_GATED_DELTA_NET,
+};
+
+#ifndef KVPAGES_NO_EXCEPTIONS
+/// A failed call.
+class Error : public std::runtime_error {
+public:
+    /// The calling thread's last error.
+    explicit Error(std::int32_t status)
+        : std::runtime_error(kvpages_last_error_message()),
+          status_(status),
+          kind_(kvpages_last_error_kind()) {}
+
+    /// One of KVPAGES_STATUS_*.
+    std::int32_t status() const noexcept { return status_; }
+    /// The precise kind, such as "not_enough_memory".
+    const std::string& kind() const noexcept { return kind_; }
+
+private:
+    std::int32_t status_;
+    std::string kind_;
+};
+#endif
+
+/// Returns when `status` is OK; otherwise throws the calling thread's last error.
+inline void check(std::int32_t status) {
+    if (status == KVPAGES_STATUS_OK) return;
+#ifdef KVPAGES_NO_EXCEPTIONS
+    KVPAGES_ON_ERROR(status, kvpages_last_error_message());
+#else
+    throw Error(status);
+#endif
+}
+
+namespace detail {
+
+template <typename Handle, void (*destroy)(Handle*)>
+struct Destroy {
+    void operator()(Handle* handle) const noexcept { destroy(handle); }
+};
+
+template <typename Handle, void (*destroy)(Handle*)>
+using Owned = std::unique_ptr<Handle, Destroy<Handle, destroy>>;
+
+inline const char* c_str_or_null(const std::string& text) {
+    return text.empty() ? nullptr : text.c_str();
+}
+
+inline std::vector<const char*> c_strs(const std::vector<std::string>& texts) {
+    std::vector<const char*> pointers;
+    pointers.reserve(texts.size());
+    for (const std::string& text : texts) pointers.push_back(text.c_str());
+    return pointers;
+}
+
+}  // namespace detail
+
+/// A run of values that somebody else owns.
+template <typename T>
+class Span {
+public:
+    Span() noexcept = default;
+    Span(T* data, std::size_t size) noexcept : data_(data), size_(size) {}
+
+    T* data() const noexcept { return data_; }
+    std::size_t size() const noexcept { return size_; }
+    bool empty() const noexcept { return size_ == 0; }
+    T& operator[](std::size_t i) const noexcept { return data_[i]; }
+    T* begin() const noexcept { return data_; }
+    T* end() const noexcept { return data_ + size_; }
+
+private:
+    T* data_ = nullptr;
+    std::size_t size_ = 0;
+};
+
+/// An attention layer: what it stores for every token.
+struct AttentionSpec {
+    AttentionKind kind = AttentionKind::full;
+    Dtype dtype = Dtype::bf16;
+    QuantMode quant_mode = QuantMode::none;
+    std::uint64_t block_size = 16;             ///< tokens
+    std::uint64_t num_kv_heads = 1;            ///< on one rank
+    std::uint64_t head_size = 0;               ///< elements of a key, or of the latent
+    std::uint64_t head_size_v = 0;             ///< 0: as head_size; KVPAGES_HEAD_SIZE_NONE: no values
+    std::uint64_t page_size_padded_bytes = 0;  ///< 0: no padding
+    std::uint64_t sliding_window = 0;          ///< tokens; 0: none
+    std::uint64_t attention_chunk_size = 0;    ///< tokens; 0: none
+    std::uint64_t tq_slot_bytes = 0;           ///< TurboQuant
+    std::uint64_t sink_len = 0;                ///< sink
+    std::uint64_t rswa_window = 0;             ///< R-SWA
+    std::uint64_t alignment_bytes = 0;         ///< latents; 0: none
+    std::uint64_t compress_ratio = 1;          ///< latents: tokens that share one slot
+    std::string cache_dtype;                   ///< latents; empty: unset
+    std::string model_version;                 ///< latents; empty: unset
+    bool non_causal = false;
+    bool indexes_kv_by_block_stride = false;   ///< a layer with a backend takes it from there
+
+    /// The same for C. Its strings are this struct's.
+    kvpages_spec c_spec() const {
+        kvpages_spec spec = KVPAGES_SPEC_INIT;
+        spec.kind = static_cast<std::uint32_t>(kind);
+        spec.dtype = static_cast<std::uint32_t>(dtype);
+        spec.quant_mode = static_cast<std::uint32_t>(quant_mode);
+        spec.flags = (non_causal ? KVPAGES_SPEC_NON_CAUSAL : 0u) |
+                     (indexes_kv_by_block_stride ? KVPAGES_SPEC_INDEXES_KV_BY_BLOCK_STRIDE : 0u);
+        spec.block_size = block_size;
+        spec.num_kv_heads = num_kv_heads;
+        spec.head_size = head_size;
+        spec.head_size_v = head_size_v;
+        spec.page_size_padded_bytes = page_size_padded_bytes;
+        spec.sliding_window = sliding_window;
+        spec.attention_chunk_size = attention_chunk_size;
+        spec.tq_slot_bytes = tq_slot_bytes;
+        spec.sink_len = sink_len;
+        spec.rswa_window = rswa_window;
+        spec.alignment_bytes = alignment_bytes;
+        spec.compress_ratio = compress_ratio;
+        spec.cache_dtype = detail::c_str_or_null(cache_dtype);
+        spec.model_version = detail::c_str_or_null(model_version);
+        return spec;
+    }
+};
+
+/// A state layer: states that do not grow with the sequence.
+class StateSpec {
+public:
+    StateKind kind = StateKind::mamba2;
+    StateCacheMode cache_mode = StateCacheMode::none;
+    std::uint64_t block_size = 16;             ///< tokens
+    std::uint64_t page_size_padded_bytes = 0;  ///< 0: no padding
+    std::uint64_t num_speculative_blocks = 0;
+
+    /// Adds a state behind the others.
+    StateSpec& add(Dtype dtype, const std::vector<std::uint64_t>& shape) {
+        dtypes_.push_back(static_cast<std::uint32_t>(dtype));
+        ndims_.push_back(static_cast<std::uint32_t>(shape.size()));
+        dims_.insert(dims_.end(), shape.begin(), shape.end());
+        return *this;
+    }
+
+    /// The same for C. Its arrays are this object's.
+    kvpages_spec c_spec() const {
+        kvpages_spec spec = KVPAGES_SPEC_INIT;
+        spec.kind = KVPAGES_SPEC_KIND_STATE;
+        spec.block_size = block_size;
+        spec.page_size_padded_bytes = page_size_padded_bytes;
+        spec.state_dtypes = dtypes_.data();
+        spec.num_state_dtypes = dtypes_.size();
+        spec.state_ndims = ndims_.data();
+        spec.num_state_shapes = ndims_.size();
+        spec.state_dims = dims_.data();
+        spec.num_state_dims = dims_.size();
+        spec.state_kind = static_cast<std::uint32_t>(kind);
+        spec.state_cache_mode = static_cast<std::uint32_t>(cache_mode);
+        spec.num_speculative_blocks = num_speculative_blocks;
+        return spec;
+    }
+
+private:
+    std::vector<std::uint32_t> dtypes_;
+    std::vector<std::uint32_t> ndims_;
+    std::vector<std::uint64_t> dims_;
+};
+
+/// What a layer's page looks like.
+template <typename Spec>
+kvpages_spec_info describe(const Spec& spec) {
+    const kvpages_spec c_spec = spec.c_spec();
+    kvpages_spec_info info = KVPAGES_SPEC_INFO_INIT;
+    check(kvpages_spec_describe(&c_spec, &info));
+    return info;
+}
+
+/// Key-value heads that one tensor-parallel rank stores.
+struct RankHeads {
+    std::uint64_t heads = 0;
+    std::uint64_t replicas = 0;  ///< ranks that store the same head
+};
+
+/// Shares key-value heads out over ranks; with fewer heads than ranks each is stored several times.
+inline RankHeads kv_heads_per_rank(std::uint64_t total_kv_heads, std::uint64_t num_ranks) {
+    RankHeads out;
+    check(kvpages_kv_heads_per_rank(total_kv_heads, num_ranks, &out.heads, &out.replicas));
+    return out;
+}
+
+/// What a backend is: kvpages_backend_config with C++ types.
+struct BackendConfig {
+    std::string name;
+    std::string layout;        ///< such as "block | head | token | kv*content"; empty: state layers only
+    std::string memory_order;  ///< the same dimensions as they lie in memory; empty: as listed
+    struct Quantised {
+        QuantMode quant_mode = QuantMode::none;
+        std::string layout;
+        std::string memory_order;
+    };
+    std::vector<Quantised> quantised_layouts;
+    std::vector<std::uint64_t> kernel_block_sizes;      ///< tokens
+    std::vector<std::uint64_t> kernel_block_multiples;  ///< tokens
+    std::uint64_t num_kv_heads = 0;                     ///< 0: any
+    std::uint64_t alignment_bytes = 0;                  ///< 0: 1
+    std::uint32_t index_bits = 64;
+    bool follows_block_stride = false;
+    bool needs_equal_kv_widths = false;
+    bool scales_at_page_end = false;
+    std::uint32_t graph_support = KVPAGES_GRAPH_SUPPORT_NEVER;
+};
+
+/// An attention backend.
+class Backend {
+public:
+    explicit Backend(const BackendConfig& config) {
+        std::vector<kvpages_quantised_layout> quantised;
+        for (const BackendConfig::Quantised& entry : config.quantised_layouts) {
+            quantised.push_back({static_cast<std::uint32_t>(entry.quant_mode), 0,
+                                 entry.layout.c_str(), detail::c_str_or_null(entry.memory_order)});
+        }
+        kvpages_backend_config c_config = KVPAGES_BACKEND_CONFIG_INIT;
+        c_config.name = config.name.c_str();
+        c_config.layout = detail::c_str_or_null(config.layout);
+        c_config.memory_order = detail::c_str_or_null(config.memory_order);
+        c_config.quantised_layouts = quantised.data();
+        c_config.num_quantised_layouts = quantised.size();
+        c_config.kernel_block_sizes = config.kernel_block_sizes.data();
+        c_config.num_kernel_block_sizes = config.kernel_block_sizes.size();
+        c_config.kernel_block_multiples = config.kernel_block_multiples.data();
+        c_config.num_kernel_block_multiples = config.kernel_block_multiples.size();
+        c_config.num_kv_heads = config.num_kv_heads;
+        c_config.alignment_bytes = config.alignment_bytes;
+        c_config.index_bits = config.index_bits;
+        c_config.flags =
+            (config.follows_block_stride ? KVPAGES_BACKEND_FOLLOWS_BLOCK_STRIDE : 0u) |
+            (config.needs_equal_kv_widths ? KVPAGES_BACKEND_NEEDS_EQUAL_KV_WIDTHS : 0u) |
+            (config.scales_at_page_end ? KVPAGES_BACKEND_SCALES_AT_PAGE_END : 0u);
+        c_config.graph_support = config.graph_support;
+        kvpages_backend* raw = nullptr;
+        check(kvpages_backend_create(&c_config, &raw));
+        handle_.reset(raw);
+    }
+
+    /// A known contract.
+    static Backend preset(Preset preset) {
+        kvpages_backend* raw = nullptr;
+        check(kvpages_backend_create_preset(static_cast<std::uint32_t>(preset), &raw));
+        return Backend(raw);
+    }
+
+    const char* name() const noexcept { return kvpages_backend_name(get()); }
+    const kvpages_backend* get() const noexcept { return handle_.get(); }
+
+private:
+    explicit Backend(kvpages_backend* raw) : handle_(raw) {}
+
+    detail::Owned<kvpages_backend, kvpages_backend_destroy> handle_;
+};
+
+/// A model: its layers, in order.
+class Model {
+public:
+    Model() {
+        kvpages_model* raw = nullptr;
+        check(kvpages_model_create(&raw));
+        handle_.reset(raw);
+    }
+
+    /// Adds a layer with pages of its own.
+    template <typename Spec>
+    void add(const std::string& name, const Spec& spec, const Backend& backend,
+             std::uint32_t num_query_heads = 0) {
+        add_layer(name, &spec, &backend, std::string(), num_query_heads);
+    }
+
+    /// Adds a layer without a backend: it can be planned, but has no view.
+    template <typename Spec>
+    void add(const std::string& name, const Spec& spec) {
+        add_layer(name, &spec, nullptr, std::string(), 0);
+    }
+
+    /// Adds a layer that reads the pages of `target`, which may be added later.
+    void share(const std::string& name, const std::string& target,
+               const Backend* backend = nullptr, std::uint32_t num_query_heads = 0) {
+        add_layer(name, static_cast<const AttentionSpec*>(nullptr), backend, target,
+                  num_query_heads);
+    }
+
+    std::size_t num_layers() const noexcept { return kvpages_model_num_layers(get()); }
+    kvpages_model* get() const noexcept { return handle_.get(); }
+
+private:
+    template <typename Spec>
+    void add_layer(const std::string& name, const Spec* spec, const Backend* backend,
+                   const std::string& target, std::uint32_t num_query_heads) {
+        kvpages_spec c_spec = KVPAGES_SPEC_INIT;
+        if (spec != nullptr) c_spec = spec->c_spec();
+        kvpages_layer layer = KVPAGES_LAYER_INIT;
+        layer.name = name.c_str();
+        layer.spec = spec != nullptr ? &c_spec : nullptr;
+        layer.backend = backend != nullptr ? backend->get() : nullptr;
+        layer.shares_with = detail::c_str_or_null(target);
+        layer.num_query_heads = num_query_heads;
+        check(kvpages_model_add_layer(get(), &layer));
+    }
+
+    detail::Owned<kvpages_model, kvpages_model_destroy> handle_;
+};
+
+/// What a plan is made for.
+struct PlanConfig {
+    std::int64_t memory_bytes = 0;  ///< of the worker; only where one worker is planned
+    std::uint64_t max_model_len = 0;
+    std::uint64_t max_tokens_in_flight = 0;
+    std::uint64_t max_encoder_tokens = 0;
+    std::uint64_t context_parallel_size = 1;
+    std::uint64_t reserved_blocks = 0;
+    std::optional<std::uint64_t> num_blocks_override;
+    StateCacheMode state_cache_mode = StateCacheMode::none;
+    Policy policy = Policy::best;
+    bool auto_fit = false;
+    bool hybrid_manager_off = false;
+    bool cross_layer_blocks = false;
+    bool draft_layers = false;
+
+    /// The same for C.
+    kvpages_plan_config c_config() const {
+        kvpages_plan_config config = KVPAGES_PLAN_CONFIG_INIT;
+        config.policy = static_cast<std::uint32_t>(policy);
+        config.flags = (auto_fit ? KVPAGES_PLAN_AUTO_FIT : 0u) |
+                       (hybrid_manager_off ? KVPAGES_PLAN_HYBRID_MANAGER_OFF : 0u) |
+                       (cross_layer_blocks ? KVPAGES_PLAN_CROSS_LAYER_BLOCKS : 0u) |
+                       (num_blocks_override ? KVPAGES_PLAN_OVERRIDE_NUM_BLOCKS : 0u) |
+                       (draft_layers ? KVPAGES_PLAN_DRAFT_LAYERS : 0u);
+        config.max_model_len = max_model_len;
+        config.context_parallel_size = context_parallel_size;
+        config.max_tokens_in_flight = max_tokens_in_flight;
+        config.max_encoder_tokens = max_encoder_tokens;
+        config.num_blocks_override = num_blocks_override.value_or(0);
+        config.reserved_blocks = reserved_blocks;
+        config.state_cache_mode = static_cast<std::uint32_t>(state_cache_mode);
+        return config;
+    }
+};
+
+/// One rank: the layers it holds and the memory it has for them.
+struct Worker {
+    const Model* model = nullptr;
+    std::int64_t memory_bytes = 0;
+};
+
+/// Layers that share a block table, as an engine states them.
+struct PartGroup {
+    std::vector<std::string> layers;
+    bool is_draft = false;
+};
+
+/// One allocation, or one slot of the packed one, as an engine states it.
+struct PartTensor {
+    std::uint64_t size_bytes = 0;
+    std::uint64_t offset_bytes = 0;
+    std::uint64_t block_stride_bytes = 0;  ///< 0: not packed
+    std::vector<std::string> layers;
+};
+
+/// A plan as an engine made it itself.
+struct PlanParts {
+    std::uint64_t num_blocks = 0;
+    std::vector<PartGroup> groups;
+    std::vector<PartTensor> tensors;
+    std::vector<std::uint64_t> kernel_block_sizes;  ///< by group; empty: chosen from the backends
+};
+
+/// How all workers share out their memory.
+class Plan {
+public:
+    /// Plans one worker with config.memory_bytes.
+    static Plan make(const Model& model, const PlanConfig& config) {
+        return make({Worker{&model, config.memory_bytes}}, config);
+    }
+
+    /// Plans all workers.
+    static Plan make(const std::vector<Worker>& workers, const PlanConfig& config) {
+        kvpages_plan* raw = nullptr;
+        check(create(workers, config, &raw, nullptr));
+        return Plan(raw);
+    }
+
+    /// As make(), but an empty result when the model does not fit; then `shortfall` says by how
+    /// much. Any other failure throws.
+    [[nodiscard]] static std::optional<Plan> try_make(const std::vector<Worker>& workers,
+                                                      const PlanConfig& config,
+                                                      kvpages_shortfall& shortfall) {
+        kvpages_plan* raw = nullptr;
+        const std::int32_t status = create(workers, config, &raw, &shortfall);
+        if (status == KVPAGES_STATUS_DOES_NOT_FIT) return std::nullopt;
+        check(status);
+        return Plan(raw);
+    }
+
+    /// Takes a plan that the engine made itself.
+    static Plan from_parts(const Model& model, const PlanParts& parts) {
+        std::vector<std::vector<const char*>> names;
+        names.reserve(parts.groups.size() + parts.tensors.size());
+        std::vector<kvpages_part_group> groups;
+        for (const PartGroup& group : parts.groups) {
+            names.push_back(detail::c_strs(group.layers));
+            groups.push_back({names.back().data(), names.back().size(),
+                              group.is_draft ? KVPAGES_PART_GROUP_DRAFT : 0u});
+        }
+        std::vector<kvpages_part_tensor> tensors;
+        for (const PartTensor& tensor : parts.tensors) {
+            names.push_back(detail::c_strs(tensor.layers));
+            tensors.push_back({tensor.size_bytes, tensor.offset_bytes, tensor.block_stride_bytes,
+                               names.back().data(), names.back().size()});
+        }
+        kvpages_plan_parts c_parts = KVPAGES_PLAN_PARTS_INIT;
+        c_parts.num_blocks = parts.num_blocks;
+        c_parts.groups = groups.data();
+        c_parts.num_groups = groups.size();
+        c_parts.tensors = tensors.data();
+        c_parts.num_tensors = tensors.size();
+        if (!parts.kernel_block_sizes.empty()) {
+            c_parts.kernel_block_sizes = parts.kernel_block_sizes.data();
+            c_parts.num_kernel_block_sizes = parts.kernel_block_sizes.size();
+        }
+        kvpages_plan* raw = nullptr;
+        check(kvpages_plan_create_from_parts(model.get(), &c_parts, &raw));
+        return Plan(raw);
+    }
+
+    std::size_t num_workers() const noexcept { return kvpages_plan_num_workers(get()); }
+    /// Tokens of the longest sequence, as they were fitted.
+    std::uint64_t max_model_len() const noexcept { return kvpages_plan_max_model_len(get()); }
+
+    kvpages_worker_info worker(std::size_t worker = 0) const {
+        kvpages_worker_info info = KVPAGES_WORKER_INFO_INIT;
+        check(kvpages_plan_get_worker(get(), worker, &info));
+        return info;
+    }
+
+    kvpages_group_info group(std::size_t group, std::size_t worker = 0) const {
+        kvpages_group_info info = KVPAGES_GROUP_INFO_INIT;
+        check(kvpages_plan_get_group(get(), worker, group, &info));
+        return info;
+    }
+
+    /// Names of the layers of a group that this worker has: those with pages of their own, then
+    /// those that share.
+    std::vector<std::string> group_layers(std::size_t group, std::size_t worker = 0) const {
+        std::vector<std::string> names;
+        while (const char* name =
+                   kvpages_plan_group_layer_name(get(), worker, group, names.size())) {
+            names.emplace_back(name);
+        }
+        return names;
+    }
+
+    kvpages_tensor_info tensor(std::size_t tensor, std::size_t worker = 0) const {
+        kvpages_tensor_info info = KVPAGES_TENSOR_INFO_INIT;
+        check(kvpages_plan_get_tensor(get(), worker, tensor, &info));
+        return info;
+    }
+
+    /// Why the plan is as it is, for people.
+    std::string explain() const { return explain(KVPAGES_TEXT_FORMAT_TEXT); }
+    /// Why the plan is as it is, for programs.
+    std::string explain_json() const { return explain(KVPAGES_TEXT_FORMAT_JSON); }
+
+    const kvpages_plan* get() const noexcept { return handle_.get(); }
+
+private:
+    explicit Plan(kvpages_plan* raw) : handle_(raw) {}
+
+    static std::int32_t create(const std::vector<Worker>& workers, const PlanConfig& config,
+                               kvpages_plan** out, kvpages_shortfall* shortfall) {
+        std::vector<kvpages_worker> c_workers;
+        c_workers.reserve(workers.size());
+        for (const Worker& worker : workers) {
+            c_workers.push_back(
+                {worker.model != nullptr ? worker.model->get() : nullptr, worker.memory_bytes});
+        }
+        const kvpages_plan_config c_config = config.c_config();
+        return kvpages_plan_create(&c_config, c_workers.data(), c_workers.size(), out, shortfall);
+    }
+
+    std::string explain(std::uint32_t format) const {
+        std::size_t length = 0;
+        const std::int32_t asked =
+            kvpages_plan_copy_explanation(get(), format, nullptr, 0, &length);
+        if (asked != KVPAGES_STATUS_BUFFER_TOO_SMALL) check(asked);
+        std::string text(length + 1, '\0');
+        check(kvpages_plan_copy_explanation(get(), format, &text[0], text.size(), &length));
+        text.resize(length);
+        return text;
+    }
+
+    detail::Owned<kvpages_plan, kvpages_plan_destroy> handle_;
+};
+
+/// Where a cache's bytes come from.
+class Memory {
+public:
+    /// The host's memory.
+    static Memory host() {
+        kvpages_memory* raw = nullptr;
+        check(kvpages_memory_create_host(&raw));
+        return Memory(raw);
+    }
+
+    /// The engine's own allocator.
+    static Memory external(const kvpages_memory_callbacks& callbacks) {
+        kvpages_memory* raw = nullptr;
+        check(kvpages_memory_create_external(&callbacks, &raw));
+        return Memory(raw);
+    }
+
+    /// A buffer of the engine's, which must live longer than all caches in it.
+    static Memory adopted(void* data, std::size_t bytes) {
+        kvpages_memory* raw = nullptr;
+        check(kvpages_memory_create_adopted(data, bytes, &raw));
+        return Memory(raw);
+    }
+
+    const kvpages_memory* get() const noexcept { return handle_.get(); }
+
+private:
+    explicit Memory(kvpages_memory* raw) : handle_(raw) {}
+
+    detail::Owned<kvpages_memory, kvpages_memory_destroy> handle_;
+};
+
+/// A view: what a kernel is given. Its arrays are the cache's.
+struct Tensor {
+    void* data = nullptr;
+    Dtype dtype = Dtype::u8;
+    Span<const std::int64_t> shape;
+    Span<const std::int64_t> strides;  ///< in elements
+
+    /// The element at an index, one number for each dimension. Host memory only; `T` has the bytes
+    /// of one element. The index is not checked.
+    template <typename T, typename... Index>
+    T& at(Index... index) const noexcept {
+        static_assert((std::is_integral_v<Index> && ...), "indices are integers");
+        const std::array<std::int64_t, sizeof...(Index)> indices{
+            static_cast<std::int64_t>(index)...};
+        std::int64_t offset = 0;
+        for (std::size_t dim = 0; dim < indices.size(); ++dim) offset += indices[dim] * strides[dim];
+        return static_cast<T*>(data)[offset];
+    }
+};
+
+/// The memory of one worker's layers, and a view of it for each layer.
+class Cache {
+public:
+    /// Allocates a worker's part of a plan.
+    static Cache allocate(const Plan& plan, const Memory& memory, std::size_t worker = 0) {
+        kvpages_cache_config config = KVPAGES_CACHE_CONFIG_INIT;
+        config.worker = worker;
+        config.memory = memory.get();
+        kvpages_cache* raw = nullptr;
+        check(kvpages_cache_create(plan.get(), &config, &raw, nullptr));
+        return Cache(raw);
+    }
+
+    std::uint64_t num_blocks() const noexcept { return kvpages_cache_num_blocks(get()); }
+    /// Layers that have views, in the model's order.
+    std::size_t num_layers() const noexcept { return kvpages_cache_num_layers(get()); }
+    /// Name of a layer; NULL when there is no such layer.
+    const char* layer_name(std::size_t layer) const noexcept {
+        return kvpages_cache_layer_name(get(), layer);
+    }
+    /// Views of a layer: 1, or one for each state.
+    std::size_t num_views(std::size_t layer) const noexcept {
+        return kvpages_cache_num_views(get(), layer);
+    }
+
+    /// The number of a layer. Look it up once, and ask for views by number.
+    std::size_t find(const std::string& name) const {
+        std::size_t layer = 0;
+        check(kvpages_cache_find_layer(get(), name.c_str(), &layer));
+        return layer;
+    }
+
+    Tensor view(std::size_t layer, std::size_t state = 0) const {
+        kvpages_tensor tensor{};
+        check(kvpages_cache_get_view(get(), layer, state, &tensor));
+        Tensor out;
+        out.data = tensor.data;
+        out.dtype = static_cast<Dtype>(tensor.dtype);
+        out.shape = {tensor.shape, tensor.ndim};
+        out.strides = {tensor.strides, tensor.ndim};
+        return out;
+    }
+
+    Tensor view(const std::string& name, std::size_t state = 0) const {
+        return view(find(name), state);
+    }
+
+    /// What is proven of a view.
+    kvpages_view_report report(std::size_t layer, std::size_t state = 0) const {
+        kvpages_view_report out = KVPAGES_VIEW_REPORT_INIT;
+        check(kvpages_cache_get_report(get(), layer, state, &out));
+        return out;
+    }
+
+    /// The pieces of memory in which blocks lie at a constant distance.
+    std::vector<kvpages_region> regions() const {
+        std::vector<kvpages_region> all(kvpages_cache_num_regions(get()));
+        for (std::size_t i = 0; i < all.size(); ++i) {
+            check(kvpages_cache_get_region(get(), i, &all[i]));
+        }
+        return all;
+    }
+
+    /// The layers in binding order.
+    std::vector<std::size_t> bound_layers(std::uint64_t num_attention_modules = 1) const {
+        std::vector<std::size_t> layers(num_layers());
+        std::size_t count = 0;
+        check(kvpages_cache_copy_bound_layers(get(), num_attention_modules, layers.data(),
+                                              layers.size(), &count));
+        return layers;
+    }
+
+    const kvpages_cache* get() const noexcept { return handle_.get(); }
+
+private:
+    explicit Cache(kvpages_cache* raw) : handle_(raw) {}
+
+    detail::Owned<kvpages_cache, kvpages_cache_destroy> handle_;
+};
+
+}  // namespace kvpages
+
+#endif

@@ -1,0 +1,276 @@
+//! Contracts of known kernels.
+//!
+//! Each is what the kernels of that name read in vLLM 0.26 (`get_kv_cache_shape`,
+//! `get_kv_cache_stride_order`, `get_supported_kernel_block_sizes`, `indexes_kv_by_block_stride` of
+//! the class in `vllm/v1/attention/backends` or `vllm/models`).
+
+use super::{
+    Backend, BackendError, Contract, GraphSupport, IndexWidth, KernelBlockSize, Layout,
+    LayoutError, ScalePlacement,
+};
+use crate::spec::QuantMode;
+
+use KernelBlockSize::{Exact, MultipleOf};
+
+macro_rules! presets {
+    ($($(#[doc = $doc:literal])+ $variant:ident = $number:literal, $name:literal: $terms:expr;)+) => {
+        /// A known contract.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        #[repr(u32)]
+        pub enum Preset {
+            $($(#[doc = $doc])+ $variant = $number,)+
+        }
+
+        impl Preset {
+            /// Every preset, in the order of their numbers.
+            pub const ALL: &'static [Preset] = &[$(Preset::$variant,)+];
+
+            /// The name of the backend.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Preset::$variant => $name,)+
+                }
+            }
+
+            fn terms(self) -> Terms {
+                match self {
+                    $(Preset::$variant => $terms,)+
+                }
+            }
+        }
+    };
+}
+
+/// A contract, as short as a table wants it.
+struct Terms {
+    layout: Option<(&'static str, Option<&'static str>)>,
+    nvfp4_layout: Option<(&'static str, Option<&'static str>)>,
+    kernel_block_sizes: &'static [KernelBlockSize],
+    needs_equal_kv_widths: bool,
+    num_kv_heads: Option<u64>,
+    follows_block_stride: bool,
+}
+
+const PACKED: &str = "block | head | token | kv*content";
+const PACKED_NHD: &str = "block | token | head | kv*content";
+const NVFP4_PACKED: &str = "block | kv*head | token | content";
+const NVFP4_PACKED_NHD: &str = "block | token | kv*head | content";
+const LATENT: &str = "block | token | content";
+
+const fn packed(order: Option<&'static str>, sizes: &'static [KernelBlockSize]) -> Terms {
+    Terms {
+        layout: Some((PACKED, order)),
+        nvfp4_layout: None,
+        kernel_block_sizes: sizes,
+        needs_equal_kv_widths: true,
+        num_kv_heads: None,
+        follows_block_stride: true,
+    }
+}
+
+const fn latent(sizes: &'static [KernelBlockSize], follows_block_stride: bool) -> Terms {
+    Terms {
+        layout: Some((LATENT, None)),
+        nvfp4_layout: None,
+        kernel_block_sizes: sizes,
+        needs_equal_kv_widths: false,
+        num_kv_heads: None,
+        follows_block_stride,
+    }
+}
+
+const fn state() -> Terms {
+    Terms {
+        layout: None,
+        nvfp4_layout: None,
+        kernel_block_sizes: &[MultipleOf(1)],
+        needs_equal_kv_widths: false,
+        num_kv_heads: None,
+        follows_block_stride: true,
+    }
+}
+
+presets! {
+    /// FlashAttention, tokens outside heads.
+    FlashAttentionNhd = 1, "FLASH_ATTN": packed(Some(PACKED_NHD), &[MultipleOf(16)]);
+    /// FlashAttention, heads outside tokens.
+    FlashAttentionHnd = 2, "FLASH_ATTN": packed(None, &[MultipleOf(16)]);
+    /// Triton unified attention, tokens outside heads.
+    TritonNhd = 3, "TRITON_ATTN": packed(Some(PACKED_NHD), &[MultipleOf(16)]);
+    /// Triton unified attention, heads outside tokens.
+    TritonHnd = 4, "TRITON_ATTN": packed(None, &[MultipleOf(16)]);
+    /// FlashInfer, tokens outside heads.
+    FlashInferNhd = 5, "FLASHINFER": Terms {
+        nvfp4_layout: Some((NVFP4_PACKED, Some(NVFP4_PACKED_NHD))),
+        ..packed(Some(PACKED_NHD), &[Exact(16), Exact(32), Exact(64)])
+    };
+    /// FlashInfer, heads outside tokens.
+    FlashInferHnd = 6, "FLASHINFER": Terms {
+        nvfp4_layout: Some((NVFP4_PACKED, None)),
+        ..packed(None, &[Exact(16), Exact(32), Exact(64)])
+    };
+    /// FlashAttention for keys and values of different widths, tokens outside heads.
+    FlashAttentionDiffKvNhd = 7, "FLASH_ATTN_DIFFKV": Terms {
+        needs_equal_kv_widths: false,
+        ..packed(Some(PACKED_NHD), &[MultipleOf(16)])
+    };
+    /// FlashAttention for keys and values of different widths, heads outside tokens.
+    FlashAttentionDiffKvHnd = 8, "FLASH_ATTN_DIFFKV": Terms {
+        needs_equal_kv_widths: false,
+        ..packed(None, &[MultipleOf(16)])
+    };
+    /// PyTorch flex attention.
+    FlexAttention = 9, "FLEX_ATTENTION": packed(Some(PACKED_NHD), &[MultipleOf(16)]);
+    /// CPU attention.
+    CpuAttention = 10, "CPU_ATTN": Terms {
+        follows_block_stride: false,
+        ..packed(None, &[MultipleOf(16)])
+    };
+    /// ROCm paged attention: all keys, then all values.
+    RocmAttention = 11, "ROCM_ATTN": Terms {
+        layout: Some(("kv | block | token | head | content", None)),
+        follows_block_stride: false,
+        ..packed(None, &[MultipleOf(16)])
+    };
+    /// AITER FlashAttention.
+    RocmAiterFlashAttention = 12, "ROCM_AITER_FA": Terms {
+        follows_block_stride: false,
+        ..packed(None, &[Exact(16), Exact(32)])
+    };
+    /// AITER unified attention.
+    RocmAiterUnifiedAttention = 13, "ROCM_AITER_UNIFIED_ATTN": Terms {
+        follows_block_stride: false,
+        ..packed(None, &[MultipleOf(16)])
+    };
+    /// HPC attention: keys, then values, in each block.
+    HpcAttention = 14, "HPC_ATTN": Terms {
+        layout: Some(("block | kv | token | head | content", None)),
+        ..packed(None, &[Exact(64)])
+    };
+    /// TurboQuant: key and value of a token and head in one slot.
+    TurboQuant = 15, "TURBOQUANT": Terms {
+        follows_block_stride: false,
+        ..packed(None, &[Exact(16), Exact(32), Exact(64), Exact(128)])
+    };
+    /// Convolution streams kept as a sliding window of keys without values.
+    SlidingConvolution = 16, "INKLING_SCONV_SWA": Terms {
+        layout: Some(("block | head | token | content", None)),
+        needs_equal_kv_widths: false,
+        ..packed(None, &[MultipleOf(1)])
+    };
+    /// Hidden states.
+    HiddenState = 17, "CACHE_ONLY_ATTENTION": Terms {
+        layout: Some(("block | token | head | content", None)),
+        needs_equal_kv_widths: false,
+        follows_block_stride: false,
+        ..packed(None, &[MultipleOf(1)])
+    };
+    /// MLA in Triton.
+    TritonMla = 18, "TRITON_MLA": latent(&[MultipleOf(16)], true);
+    /// FlashMLA.
+    FlashMla = 19, "FLASHMLA": latent(&[Exact(64)], true);
+    /// FlashMLA, sparse (DeepSeek V3.2).
+    FlashMlaSparse = 20, "FLASHMLA_SPARSE": latent(&[Exact(64)], false);
+    /// FlashInfer MLA.
+    FlashInferMla = 21, "FLASHINFER_MLA": latent(&[Exact(32), Exact(64)], true);
+    /// FlashInfer MLA, sparse.
+    FlashInferMlaSparse = 22, "FLASHINFER_MLA_SPARSE": latent(&[Exact(32), Exact(64)], false);
+    /// AITER MLA.
+    RocmAiterMla = 23, "ROCM_AITER_MLA": latent(&[MultipleOf(1)], false);
+    /// AITER MLA, sparse.
+    RocmAiterMlaSparse = 24, "ROCM_AITER_MLA_SPARSE": latent(&[Exact(1), Exact(64)], false);
+    /// The indexer of DeepSeek V3.2.
+    DeepseekV32Indexer = 25, "DEEPSEEK_V32_INDEXER": Terms {
+        num_kv_heads: Some(1),
+        ..latent(&[Exact(64)], false)
+    };
+    /// DeepSeek V4's compressed latents.
+    DeepseekV4Mla = 26, "DEEPSEEK_V4_FLASHMLA": latent(&[Exact(256)], false);
+    /// The indexer of DeepSeek V4.
+    DeepseekV4Indexer = 27, "DEEPSEEK_V4_INDEXER": Terms {
+        num_kv_heads: Some(1),
+        ..latent(&[Exact(256)], false)
+    };
+    /// DeepSeek V4's sliding-window latents.
+    DeepseekV4SlidingWindow = 28, "DEEPSEEK_SPARSE_SWA": Terms {
+        num_kv_heads: Some(1),
+        ..latent(&[MultipleOf(64)], false)
+    };
+    /// DeepSeek V4's compressor states.
+    DeepseekV4Compressor = 29, "DEEPSEEK_V4_COMPRESSOR": Terms {
+        num_kv_heads: Some(1),
+        ..latent(&[MultipleOf(1)], false)
+    };
+    /// Mamba, first version.
+    Mamba1 = 30, "MAMBA1_ATTN": state();
+    /// Mamba, second version.
+    Mamba2 = 31, "MAMBA2_ATTN": state();
+    /// Short convolutions.
+    ShortConvolution = 32, "SHORT_CONV_ATTN": state();
+    /// Linear attention.
+    LinearAttention = 33, "LINEAR_ATTN": state();
+    /// Gated delta nets.
+    GatedDeltaNet = 34, "GDN_ATTN": state();
+}
+
+/// Why a preset does not make a backend; it always does, and a test makes each.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PresetError {
+    /// Its layout does not read.
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
+    /// Its contract makes no sense.
+    #[error(transparent)]
+    Backend(#[from] BackendError),
+}
+
+impl Preset {
+    /// The contract, to change or to use.
+    pub fn contract(self) -> Result<Contract, LayoutError> {
+        let terms = self.terms();
+        let parse = |(text, order): (&str, Option<&str>)| Layout::parse(text, order);
+        let nvfp4 = terms.nvfp4_layout.map(parse).transpose()?;
+        Ok(Contract {
+            name: self.name().to_owned(),
+            layout: terms.layout.map(parse).transpose()?,
+            quantised_layouts: nvfp4.map(|l| (QuantMode::Nvfp4, l)).into_iter().collect(),
+            kernel_block_sizes: terms.kernel_block_sizes.to_vec(),
+            scale_placement: ScalePlacement::Inline,
+            needs_equal_kv_widths: terms.needs_equal_kv_widths,
+            num_kv_heads: terms.num_kv_heads,
+            follows_block_stride: terms.follows_block_stride,
+            index_width: IndexWidth::Bits64,
+            alignment: 1,
+            graph_support: GraphSupport::Always,
+        })
+    }
+
+    /// The backend.
+    pub fn backend(self) -> Result<Backend, PresetError> {
+        Ok(Backend::new(self.contract()?)?)
+    }
+}
+
+impl TryFrom<u32> for Preset {
+    type Error = u32;
+
+    /// The preset with that number; the number itself when there is none.
+    fn try_from(number: u32) -> Result<Preset, u32> {
+        let found = Preset::ALL.iter().find(|preset| **preset as u32 == number);
+        found.copied().ok_or(number)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_preset_makes_a_backend() {
+        for (i, preset) in Preset::ALL.iter().enumerate() {
+            assert_eq!(*preset as usize, i + 1);
+            let backend = preset.backend().unwrap();
+            assert_eq!(backend.name(), preset.name());
+        }
+    }
+}

@@ -1,0 +1,472 @@
+//! Header section: caches.
+
+use std::ffi::{CString, c_char};
+use std::ptr;
+use std::sync::Arc;
+
+use super::extensible::{self, extensible};
+use super::guard::guard;
+use super::handle::{self, Handle, opaque};
+use super::input;
+use super::memory::kvpages_memory;
+use super::plan::kvpages_plan;
+use super::status::{Failure, kvpages_status};
+use super::types::kvpages_tensor;
+use super::view::{kvpages_view_report, report};
+use crate::cache::{Blueprint, Cache, LayerViews, bind_order};
+use crate::view::View;
+
+/// The memory of one worker's layers, and a view of it for each layer.
+///
+/// Immutable: all calls on it may run concurrently. Addresses stay as they are
+/// until it is destroyed. What is done with the bytes is up to the engine.
+pub struct kvpages_cache(Handle<CacheHandle>);
+opaque!(kvpages_cache, CacheHandle, "cache");
+
+pub(super) struct CacheHandle {
+    cache: Cache,
+    /// Names of the model's layers.
+    names: Arc<Vec<CString>>,
+    /// The views of all layers, one layer after another.
+    tensors: Vec<kvpages_tensor>,
+    /// Where each layer's views start in `tensors`, and where the last one's end.
+    starts: Vec<usize>,
+}
+
+// SAFETY: the pointers in `tensors` lead into the cache's own allocations and views, which do not
+// move; nothing is written through them here.
+unsafe impl Send for CacheHandle {}
+// SAFETY: as above.
+unsafe impl Sync for CacheHandle {}
+
+/// What a cache is made of.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct kvpages_cache_config {
+    /// sizeof(kvpages_cache_config) as the caller compiled it.
+    pub struct_size: usize,
+    /// Number of the worker in the plan.
+    pub worker: usize,
+    /// Where the bytes come from. Not NULL.
+    pub memory: *const kvpages_memory,
+}
+extensible!(kvpages_cache_config, memory: *const kvpages_memory);
+
+/// One piece of memory in which blocks lie at a constant distance; together they
+/// are all that a transfer engine must register. Frozen.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct kvpages_region {
+    /// Its first byte.
+    pub data: *mut std::ffi::c_void,
+    /// Its bytes.
+    pub size_bytes: u64,
+    /// Bytes from block to block.
+    pub block_step_bytes: u64,
+    /// Blocks.
+    pub num_blocks: u64,
+    /// Number of the allocation it is part of.
+    pub allocation: u64,
+}
+
+/// One allocation. Frozen.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct kvpages_allocation {
+    /// Its first byte, at a multiple of at least 256.
+    pub data: *mut std::ffi::c_void,
+    /// Its bytes.
+    pub size_bytes: u64,
+}
+
+/// Allocates a worker's part of a plan. Fresh memory is zero. When the memory runs
+/// out half-way, all of it is given back.
+///
+/// @param plan      Borrowed; the cache keeps what it needs of it. Not NULL.
+/// @param config    Borrowed. Not NULL.
+/// @param[out] out  Owned by the caller: kvpages_cache_destroy(). NULL on failure.
+/// @param[out] out_needed_bytes  Bytes that the cache takes, also when they are
+///                  not there. May be NULL.
+/// @retval KVPAGES_STATUS_OUT_OF_HOST_MEMORY  The memory has not enough.
+/// @retval KVPAGES_STATUS_NOT_FOUND  The plan has no such worker.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvpages_cache_create(
+    plan: *const kvpages_plan,
+    config: *const kvpages_cache_config,
+    out: *mut *mut kvpages_cache,
+    out_needed_bytes: *mut u64,
+) -> kvpages_status {
+    guard(|| {
+        // SAFETY: the caller's contract.
+        let (out, needed) = unsafe { (input::out(out, "out")?, out_needed_bytes.as_mut()) };
+        *out = ptr::null_mut();
+        // SAFETY: the caller's contract.
+        let (plan, config) = unsafe { (handle::shared(plan)?, extensible::read(config)?) };
+        let (blueprint, names) = plan.worker_blueprint(config.worker)?;
+        if let Some(needed) = needed {
+            *needed = blueprint.total_bytes();
+        }
+        // SAFETY: the caller's contract.
+        let memory = unsafe { handle::shared(config.memory) }?;
+        let cache = Cache::allocate(Arc::clone(blueprint), &**memory)?;
+        *out = handle::give(CacheHandle::new(cache, Arc::clone(names)));
+        Ok(())
+    })
+}
+
+/// Destroys a cache and gives its memory back. NULL is a no-op.
+///
+/// @param cache  Not used any more, and neither are its views.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvpages_cache_destroy(cache: *mut kvpages_cache) {
+    // SAFETY: the caller's contract.
+    unsafe { handle::destroy(cache) }
+}
+
+/// Blocks of every group. Block ids are 0 to this number minus 1.
+///
+/// @param cache  Borrowed.
+/// @return 0 for NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvpages_cache_num_blocks(cache: *const kvpages_cache) -> u64 {
+    // SAFETY: the caller's contract.
+    unsafe { handle::get(cache, 0, |cache| cache.blueprint().num_blocks()) }
+}
+
+/// Layers that have views, in the model's order: layers with pages of their own
+/// and layers that share. Layers without a backend and encoder-only ones are left
+/// out.
+///
+/// @param cache  Borrowed.
+/// @return 0 for NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvpages_cache_num_layers(cache: *const kvpages_cache) -> usize {
+    // SAFETY: the caller's contract.
+    unsafe { handle::get(cache, 0, |cache| cache.blueprint().layers().len()) }
+}
+
+/// Name of a layer.
+///
+/// @param cache  Borrowed.
+/// @param layer  Less than kvpages_cache_num_layers().
+/// @return A string of the cache's; NULL when there is no such layer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvpages_cache_layer_name(
+    cache: *const kvpages_cache,
+    layer: usize,
+) -> *const c_char {
+    // SAFETY: the caller's contract.
+    unsafe {
+        handle::get(cache, ptr::null(), |cache| {
+            let layer = cache.blueprint().layers().get(layer);
+            let name = layer.and_then(|layer| cache.names.get(layer.layer));
+            name.map_or(ptr::null(), |name| name.as_ptr())
+        })
+    }
+}
+
+/// The number of a layer. Look it up once, and ask for views by number.
+///
+/// @param cache     Borrowed. Not NULL.
+/// @param name      Borrowed. Not NULL.
+/// @param[out] out_layer  Its number. Not NULL.
+/// @retval KVPAGES_STATUS_NOT_FOUND  There is no layer of that name with a view.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvpages_cache_find_layer(
+    cache: *const kvpages_cache,
+    name: *const c_char,
+    out_layer: *mut usize,
+) -> kvpages_status {
+    // SAFETY: the caller's contract.
+    unsafe {
+        handle::read(cache, |cache| {
+            let out = input::out(out_layer, "out_layer")?;
+            *out = 0;
+            let name = input::text(name, "name")?;
+            let found = cache.blueprint().find(name);
+            *out = found.ok_or_else(|| {
+                Failure::not_found(format!("the cache has no layer of the name {name}"))
+            })?;
+            Ok(())
+        })
+    }
+}
+
+/// Views of a layer: 1 of an attention layer, one for each state of a state layer.
+///
+/// @param cache  Borrowed.
+/// @param layer  Less than kvpages_cache_num_layers().
+/// @return 0 when there is no such layer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvpages_cache_num_views(
+    cache: *const kvpages_cache,
+    layer: usize,
+) -> usize {
+    // SAFETY: the caller's contract.
+    unsafe { handle::get(cache, 0, |cache| cache.views_of(layer).len()) }
+}
+
+/// A view of a layer.
+///
+/// @param cache     Borrowed. Not NULL.
+/// @param layer     Less than kvpages_cache_num_layers().
+/// @param view      Less than kvpages_cache_num_views(): 0, or which state.
+/// @param[out] out  Filled; its pointers are Kept until the cache is destroyed.
+///                  Not NULL.
+/// @retval KVPAGES_STATUS_NOT_FOUND  There is no such layer or view.
+/// @note Cost: two array reads; no allocation, no lock.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvpages_cache_get_view(
+    cache: *const kvpages_cache,
+    layer: usize,
+    view: usize,
+    out: *mut kvpages_tensor,
+) -> kvpages_status {
+    // SAFETY: the caller's contract.
+    unsafe {
+        handle::read(cache, |cache| {
+            let out = input::out(out, "out")?;
+            match cache.views_of(layer).get(view) {
+                Some(tensor) => {
+                    *out = *tensor;
+                    Ok(())
+                }
+                None => {
+                    *out = NO_TENSOR;
+                    Err(cache.no_view(layer, view))
+                }
+            }
+        })
+    }
+}
+
+/// What is proven of a view.
+///
+/// @param cache     Borrowed. Not NULL.
+/// @param layer     Less than kvpages_cache_num_layers().
+/// @param view      Less than kvpages_cache_num_views(): 0, or which state.
+/// @param[out] out  Filled. Not NULL; struct_size set.
+/// @retval KVPAGES_STATUS_NOT_FOUND  There is no such layer or view.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvpages_cache_get_report(
+    cache: *const kvpages_cache,
+    layer: usize,
+    view: usize,
+    out: *mut kvpages_view_report,
+) -> kvpages_status {
+    // SAFETY: the caller's contract.
+    unsafe {
+        handle::read(cache, |cache| {
+            let out = extensible::out(out)?;
+            let blueprint = cache.blueprint();
+            let found = blueprint.layers().get(layer);
+            let found = found.and_then(|layer| Some((layer, blueprint.views(layer).get(view)?)));
+            let (layer, view) = found.ok_or_else(|| cache.no_view(layer, view))?;
+            out.fill(report(view, layer.allocation, layer.owner));
+            Ok(())
+        })
+    }
+}
+
+/// Number of allocations.
+///
+/// @param cache  Borrowed.
+/// @return 0 for NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvpages_cache_num_allocations(cache: *const kvpages_cache) -> usize {
+    // SAFETY: the caller's contract.
+    unsafe { handle::get(cache, 0, |cache| cache.cache.allocations().len()) }
+}
+
+/// An allocation.
+///
+/// @param cache       Borrowed. Not NULL.
+/// @param allocation  Less than kvpages_cache_num_allocations().
+/// @param[out] out    Filled; its pointer is Kept until the cache is destroyed.
+///                    Not NULL.
+/// @retval KVPAGES_STATUS_NOT_FOUND  There is no such allocation.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvpages_cache_get_allocation(
+    cache: *const kvpages_cache,
+    allocation: usize,
+    out: *mut kvpages_allocation,
+) -> kvpages_status {
+    // SAFETY: the caller's contract.
+    unsafe {
+        handle::read(cache, |cache| {
+            let out = input::out(out, "out")?;
+            *out = kvpages_allocation {
+                data: ptr::null_mut(),
+                size_bytes: 0,
+            };
+            let all = cache.cache.allocations();
+            let found = all
+                .get(allocation)
+                .ok_or_else(|| none_of("allocations", all.len()))?;
+            *out = kvpages_allocation {
+                data: found.data().as_ptr().cast(),
+                size_bytes: found.bytes(),
+            };
+            Ok(())
+        })
+    }
+}
+
+/// Number of memory regions.
+///
+/// @param cache  Borrowed.
+/// @return 0 for NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvpages_cache_num_regions(cache: *const kvpages_cache) -> usize {
+    // SAFETY: the caller's contract.
+    unsafe { handle::get(cache, 0, |cache| cache.blueprint().regions().len()) }
+}
+
+/// A memory region.
+///
+/// @param cache     Borrowed. Not NULL.
+/// @param region    Less than kvpages_cache_num_regions().
+/// @param[out] out  Filled; its pointer is Kept until the cache is destroyed. Not
+///                  NULL.
+/// @retval KVPAGES_STATUS_NOT_FOUND  There is no such region.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvpages_cache_get_region(
+    cache: *const kvpages_cache,
+    region: usize,
+    out: *mut kvpages_region,
+) -> kvpages_status {
+    // SAFETY: the caller's contract.
+    unsafe {
+        handle::read(cache, |cache| {
+            let out = input::out(out, "out")?;
+            *out = kvpages_region {
+                data: ptr::null_mut(),
+                size_bytes: 0,
+                block_step_bytes: 0,
+                num_blocks: 0,
+                allocation: 0,
+            };
+            let all = cache.blueprint().regions();
+            let found = all
+                .get(region)
+                .ok_or_else(|| none_of("regions", all.len()))?;
+            *out = kvpages_region {
+                data: cache.address(found.allocation, found.offset_bytes).cast(),
+                size_bytes: found.size_bytes,
+                block_step_bytes: found.block_step_bytes,
+                num_blocks: found.num_blocks,
+                allocation: found.allocation as u64,
+            };
+            Ok(())
+        })
+    }
+}
+
+/// The layers in binding order: by the index in their names, see
+/// kvpages_layer_index(), and layers of one index in the model's order.
+///
+/// @param cache                  Borrowed. Not NULL.
+/// @param num_attention_modules  Attention modules of one layer; 0 for 1.
+/// @param[out] layers            Room for capacity numbers of layers. May be NULL
+///                               when capacity is 0.
+/// @param capacity               Numbers that fit.
+/// @param[out] out_count         How many there are, also when they do not fit.
+///                               Not NULL.
+/// @retval KVPAGES_STATUS_BUFFER_TOO_SMALL  They do not fit.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvpages_cache_copy_bound_layers(
+    cache: *const kvpages_cache,
+    num_attention_modules: u64,
+    layers: *mut usize,
+    capacity: usize,
+    out_count: *mut usize,
+) -> kvpages_status {
+    // SAFETY: the caller's contract.
+    unsafe {
+        handle::read(cache, |cache| {
+            *input::out(out_count, "out_count")? = 0;
+            let blueprint = cache.blueprint();
+            let names = blueprint.layers().iter().map(|layer| blueprint.name(layer));
+            let names: Vec<&str> = names.collect();
+            let order = bind_order(&names, num_attention_modules.max(1))?;
+            input::copy_out(&order, layers, capacity, out_count, "layers")
+        })
+    }
+}
+
+const NO_TENSOR: kvpages_tensor = kvpages_tensor {
+    data: ptr::null_mut(),
+    shape: ptr::null(),
+    strides: ptr::null(),
+    dtype: 0,
+    ndim: 0,
+};
+
+fn none_of(what: &str, count: usize) -> Failure {
+    Failure::not_found(format!("the cache has {count} {what}"))
+}
+
+impl CacheHandle {
+    fn new(cache: Cache, names: Arc<Vec<CString>>) -> CacheHandle {
+        let mut handle = CacheHandle {
+            cache,
+            names,
+            tensors: Vec::new(),
+            starts: vec![0],
+        };
+        let blueprint = handle.cache.blueprint();
+        let mut tensors = Vec::with_capacity(blueprint.layers().len());
+        let mut starts = Vec::with_capacity(blueprint.layers().len() + 1);
+        for layer in blueprint.layers() {
+            starts.push(tensors.len());
+            tensors.extend(
+                blueprint
+                    .views(layer)
+                    .iter()
+                    .map(|view| handle.tensor(layer, view)),
+            );
+        }
+        starts.push(tensors.len());
+        handle.tensors = tensors;
+        handle.starts = starts;
+        handle
+    }
+
+    fn blueprint(&self) -> &Blueprint {
+        self.cache.blueprint()
+    }
+
+    fn tensor(&self, layer: &LayerViews, view: &View) -> kvpages_tensor {
+        kvpages_tensor {
+            data: self.address(layer.allocation, view.offset_bytes).cast(),
+            shape: view.shape().as_ptr(),
+            strides: view.strides().as_ptr(),
+            dtype: view.dtype as u32,
+            ndim: view.shape().len() as u32,
+        }
+    }
+
+    fn address(&self, allocation: usize, offset_bytes: u64) -> *mut u8 {
+        let found = self.cache.allocations().get(allocation);
+        // The audit proved that the offset lies inside, so nothing wraps.
+        found.map_or(ptr::null_mut(), |found| {
+            found.data().as_ptr().wrapping_add(offset_bytes as usize)
+        })
+    }
+
+    fn views_of(&self, layer: usize) -> &[kvpages_tensor] {
+        let range = self
+            .starts
+            .get(layer)
+            .zip(self.starts.get(layer.saturating_add(1)));
+        range.map_or(&[], |(&start, &end)| &self.tensors[start..end])
+    }
+
+    fn no_view(&self, layer: usize, view: usize) -> Failure {
+        let layers = self.blueprint().layers().len();
+        Failure::not_found(match self.views_of(layer).len() {
+            0 => format!("layer {layer} is not there, the cache has {layers} layers"),
+            views => format!("view {view} of layer {layer} is not there, it has {views} views"),
+        })
+    }
+}

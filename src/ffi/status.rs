@@ -1,0 +1,499 @@
+//! Header section: status and errors.
+
+use std::cell::RefCell;
+use std::ffi::{CStr, CString, c_char};
+
+use crate::backend::{BackendError, KernelBlockError, LayoutError, PresetError};
+use crate::cache::{BindError, BlueprintError, CacheError};
+use crate::memory::MemoryError;
+use crate::model::{ModelError, SharingError};
+use crate::num::Overflow;
+use crate::plan::PlanError;
+use crate::spec::{DemandError, MergeError, SpecError};
+use crate::view::{AuditError, ViewError};
+
+/// Result of every call that can fail. Zero is success, every failure is
+/// negative. Values are never renumbered or used again.
+///
+/// Any call may return NULL_ARGUMENT, INVALID_ARGUMENT, POISONED or INTERNAL;
+/// the functions list only what else a caller can act on.
+#[repr(i32)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use]
+pub enum kvpages_status {
+    /// The call did all that it was asked to.
+    Ok = 0,
+    /// A pointer that is required is NULL.
+    NullArgument = -1,
+    /// An argument is out of range, or arguments contradict each other.
+    InvalidArgument = -2,
+    /// There is nothing of that name or number.
+    NotFound = -3,
+    /// The caller's array is too small; the size that is needed was written.
+    BufferTooSmall = -4,
+    /// A backend cannot read its layers as they were planned.
+    ContractBroken = -5,
+    /// The library does not do this.
+    Unsupported = -6,
+    /// A callback asked to stop.
+    Stopped = -7,
+    /// The model does not fit in the memory it was planned for.
+    DoesNotFit = -20,
+    /// The host, or the engine's allocator, has not enough memory.
+    OutOfHostMemory = -21,
+    /// The device has not enough memory.
+    OutOfDeviceMemory = -22,
+    /// There is no device, or no driver for it.
+    DeviceUnavailable = -40,
+    /// An earlier call on this handle met a bug; it can only be destroyed.
+    Poisoned = -99,
+    /// A bug in the library; the message says where.
+    Internal = -100,
+}
+
+impl kvpages_status {
+    const ALL: [kvpages_status; 14] = [
+        kvpages_status::Ok,
+        kvpages_status::NullArgument,
+        kvpages_status::InvalidArgument,
+        kvpages_status::NotFound,
+        kvpages_status::BufferTooSmall,
+        kvpages_status::ContractBroken,
+        kvpages_status::Unsupported,
+        kvpages_status::Stopped,
+        kvpages_status::DoesNotFit,
+        kvpages_status::OutOfHostMemory,
+        kvpages_status::OutOfDeviceMemory,
+        kvpages_status::DeviceUnavailable,
+        kvpages_status::Poisoned,
+        kvpages_status::Internal,
+    ];
+
+    const fn name(self) -> &'static CStr {
+        match self {
+            kvpages_status::Ok => c"OK",
+            kvpages_status::NullArgument => c"NULL_ARGUMENT",
+            kvpages_status::InvalidArgument => c"INVALID_ARGUMENT",
+            kvpages_status::NotFound => c"NOT_FOUND",
+            kvpages_status::BufferTooSmall => c"BUFFER_TOO_SMALL",
+            kvpages_status::ContractBroken => c"CONTRACT_BROKEN",
+            kvpages_status::Unsupported => c"UNSUPPORTED",
+            kvpages_status::Stopped => c"STOPPED",
+            kvpages_status::DoesNotFit => c"DOES_NOT_FIT",
+            kvpages_status::OutOfHostMemory => c"OUT_OF_HOST_MEMORY",
+            kvpages_status::OutOfDeviceMemory => c"OUT_OF_DEVICE_MEMORY",
+            kvpages_status::DeviceUnavailable => c"DEVICE_UNAVAILABLE",
+            kvpages_status::Poisoned => c"POISONED",
+            kvpages_status::Internal => c"INTERNAL",
+        }
+    }
+}
+
+/// Name of a status, such as "INVALID_ARGUMENT".
+///
+/// @param status  A kvpages_status.
+/// @return A static string; "UNKNOWN" for a number that is no status.
+#[unsafe(no_mangle)]
+pub extern "C" fn kvpages_status_name(status: i32) -> *const c_char {
+    let known = kvpages_status::ALL
+        .into_iter()
+        .find(|known| *known as i32 == status);
+    known.map_or(c"UNKNOWN", kvpages_status::name).as_ptr()
+}
+
+/// Text of the last failed call on this thread, or an empty string.
+///
+/// @return A string of the library's, never NULL. Valid until the next kvpages
+///         call on this thread.
+#[unsafe(no_mangle)]
+pub extern "C" fn kvpages_last_error_message() -> *const c_char {
+    last(|error| error.message.as_ptr())
+}
+
+/// Kind of the last failed call on this thread, such as "not_enough_memory": a
+/// name that stays the same from version to version, finer than the status. An
+/// empty string when no call failed.
+///
+/// @return A string of the library's, never NULL. Valid until the next kvpages
+///         call on this thread.
+#[unsafe(no_mangle)]
+pub extern "C" fn kvpages_last_error_kind() -> *const c_char {
+    last(|error| error.kind.as_ptr())
+}
+
+struct LastError {
+    message: CString,
+    kind: CString,
+}
+
+thread_local! {
+    static LAST: RefCell<Option<LastError>> = const { RefCell::new(None) };
+}
+
+fn last(pick: impl FnOnce(&LastError) -> *const c_char) -> *const c_char {
+    // A thread that is ending has lost its message.
+    let picked = LAST.try_with(|last| last.borrow().as_ref().map(pick));
+    picked.ok().flatten().unwrap_or(c"".as_ptr())
+}
+
+/// Keeps a failure as this thread's last error.
+pub(super) fn remember(failure: Failure) -> kvpages_status {
+    // A NUL inside a message would cut it short.
+    let message = CString::new(failure.message.replace('\0', " ")).unwrap_or_default();
+    let kind = CString::new(failure.kind).unwrap_or_default();
+    let _ = LAST.try_with(|last| *last.borrow_mut() = Some(LastError { message, kind }));
+    failure.status
+}
+
+/// Why a call failed, as it leaves the library.
+#[derive(Debug)]
+pub(super) struct Failure {
+    pub status: kvpages_status,
+    pub kind: &'static str,
+    pub message: String,
+}
+
+impl Failure {
+    fn new(status: kvpages_status, kind: &'static str, message: impl ToString) -> Failure {
+        Failure {
+            status,
+            kind,
+            message: message.to_string(),
+        }
+    }
+
+    pub(super) fn null(name: &str) -> Failure {
+        let message = format!("{name} is NULL");
+        Failure::new(kvpages_status::NullArgument, "null_argument", message)
+    }
+
+    pub(super) fn invalid(kind: &'static str, message: String) -> Failure {
+        Failure::new(kvpages_status::InvalidArgument, kind, message)
+    }
+
+    pub(super) fn not_found(message: String) -> Failure {
+        Failure::new(kvpages_status::NotFound, "not_found", message)
+    }
+
+    pub(super) fn unsupported(kind: &'static str, message: String) -> Failure {
+        Failure::new(kvpages_status::Unsupported, kind, message)
+    }
+
+    pub(super) fn too_small(name: &str, needed: usize, capacity: usize) -> Failure {
+        let message = format!("{name} has room for {capacity}, {needed} are needed");
+        Failure::new(kvpages_status::BufferTooSmall, "buffer_too_small", message)
+    }
+
+    pub(super) fn out_of_host_memory(message: String) -> Failure {
+        Failure::new(
+            kvpages_status::OutOfHostMemory,
+            "out_of_host_memory",
+            message,
+        )
+    }
+
+    pub(super) fn poisoned(name: &str) -> Failure {
+        let message = format!("an earlier call on this {name} met a bug; it can only be destroyed");
+        Failure::new(kvpages_status::Poisoned, "poisoned", message)
+    }
+
+    pub(super) fn internal(message: String) -> Failure {
+        Failure::new(kvpages_status::Internal, "internal", message)
+    }
+
+    /// The same failure, of entry `index` of an array.
+    pub(super) fn at(self, index: usize) -> Failure {
+        Failure {
+            message: format!("entry {index}: {}", self.message),
+            ..self
+        }
+    }
+
+    /// The same failure, of something with a name.
+    pub(super) fn of(self, what: &str, name: &str) -> Failure {
+        Failure {
+            message: format!("{what} {name}: {}", self.message),
+            ..self
+        }
+    }
+}
+
+impl From<Overflow> for Failure {
+    fn from(error: Overflow) -> Failure {
+        Failure::invalid("overflow", error.to_string())
+    }
+}
+
+impl From<SpecError> for Failure {
+    fn from(error: SpecError) -> Failure {
+        Failure::invalid(spec_kind(&error), error.to_string())
+    }
+}
+
+fn spec_kind(error: &SpecError) -> &'static str {
+    match error {
+        SpecError::Zero { .. } => "bad_values",
+        SpecError::FieldNotOfKind { .. } => "field_not_of_kind",
+        SpecError::ValueWidth { .. } => "value_width_differs",
+        SpecError::PackedWidthNotDividing { .. } => "packed_width_not_dividing",
+        SpecError::ScaleNotWholeElements { .. } => "scale_not_whole_elements",
+        SpecError::QuantModeElement { .. } => "quant_mode_not_supported",
+        SpecError::CompressRatioNotDividing { .. } => "compress_ratio_not_dividing",
+        SpecError::UnsupportedModelVersion { .. } => "unsupported_model_version",
+        SpecError::PaddedBelowPage { .. } => "padded_below_page",
+        SpecError::PageNotWholeElements { .. } => "view_dtype_misaligned",
+        SpecError::StateListsDiffer { .. } | SpecError::StateDimsDiffer { .. } => {
+            "state_lists_differ"
+        }
+        SpecError::StateMisaligned { .. } => "mamba_state_misaligned",
+        SpecError::Overflow(_) => "overflow",
+    }
+}
+
+impl From<MergeError> for Failure {
+    fn from(error: MergeError) -> Failure {
+        let kind = match &error {
+            MergeError::Empty => "bad_values",
+            MergeError::KindsDiffer {
+                first_has_own_rule: true,
+                ..
+            } => "merge_type_mismatch",
+            MergeError::KindsDiffer { .. } | MergeError::SpecsDiffer { .. } => {
+                "merge_spec_mismatch"
+            }
+            MergeError::FieldsDiffer { .. } => "merge_field_mismatch",
+            MergeError::WindowsDiffer { .. } => "merge_window_mismatch",
+            MergeError::WindowAndChunk { .. } => "merge_window_and_chunk",
+            MergeError::Spec(inner) => spec_kind(inner),
+        };
+        Failure::invalid(kind, error.to_string())
+    }
+}
+
+impl From<DemandError> for Failure {
+    fn from(error: DemandError) -> Failure {
+        let kind = match error {
+            DemandError::ContextParallelWindow { .. } => "dcp_sliding_window",
+            DemandError::Overflow(_) => "overflow",
+        };
+        Failure::invalid(kind, error.to_string())
+    }
+}
+
+impl From<LayoutError> for Failure {
+    fn from(error: LayoutError) -> Failure {
+        let kind = match error {
+            LayoutError::UnknownAxis { .. } => "layout_unknown_axis",
+            LayoutError::AxisTwice { .. } => "layout_axis_twice",
+            LayoutError::AxisMissing { .. } => "layout_axis_missing",
+            LayoutError::OrderLength { .. } => "stride_order_length",
+            LayoutError::OrderDim { .. } => "layout_order",
+        };
+        Failure::invalid(kind, error.to_string())
+    }
+}
+
+impl From<BackendError> for Failure {
+    fn from(error: BackendError) -> Failure {
+        let kind = match error {
+            BackendError::NameEmpty => "backend_name_empty",
+            BackendError::NoKernelBlockSize { .. } => "backend_without_kernel_block",
+            BackendError::Zero { .. } => "bad_values",
+            BackendError::Alignment { .. } => "backend_alignment",
+            BackendError::TwoLayouts { .. } => "layout_twice",
+        };
+        Failure::invalid(kind, error.to_string())
+    }
+}
+
+impl From<PresetError> for Failure {
+    fn from(error: PresetError) -> Failure {
+        match error {
+            PresetError::Layout(error) => error.into(),
+            PresetError::Backend(error) => error.into(),
+        }
+    }
+}
+
+impl From<KernelBlockError> for Failure {
+    fn from(error: KernelBlockError) -> Failure {
+        let kind = match error {
+            KernelBlockError::ZeroBlockSize => "bad_values",
+            KernelBlockError::NoCommonSize { .. } => "no_common_block_size",
+        };
+        Failure::invalid(kind, error.to_string())
+    }
+}
+
+impl From<ModelError> for Failure {
+    fn from(error: ModelError) -> Failure {
+        let kind = match &error {
+            ModelError::NameEmpty { .. } => "layer_name_empty",
+            ModelError::NameTwice { .. } => "layer_name_twice",
+            ModelError::Spec { error, .. } => spec_kind(error),
+        };
+        Failure::invalid(kind, error.to_string())
+    }
+}
+
+impl From<SharingError> for Failure {
+    fn from(error: SharingError) -> Failure {
+        let kind = match error {
+            SharingError::TargetMissing { .. } => "share_target_missing",
+            SharingError::Cycle { .. } => "share_cycle",
+            SharingError::GeometryDiffers { .. } => "share_geometry_differs",
+        };
+        Failure::invalid(kind, error.to_string())
+    }
+}
+
+impl From<AuditError> for Failure {
+    fn from(error: AuditError) -> Failure {
+        Failure::invalid(audit_kind(&error), error.to_string())
+    }
+}
+
+fn audit_kind(error: &AuditError) -> &'static str {
+    match error {
+        AuditError::Negative { .. } | AuditError::ZeroElement => "bad_values",
+        AuditError::Misaligned { .. } => "view_dtype_misaligned",
+        AuditError::OutOfBounds { .. } => "view_out_of_bounds",
+        AuditError::Overlaps { .. } => "view_overlaps_itself",
+        AuditError::Overflow(_) => "overflow",
+    }
+}
+
+fn view_kind(error: &ViewError) -> &'static str {
+    match error {
+        ViewError::NoLayout => "backend_without_layout",
+        ViewError::KernelBlockNotDividing { .. }
+        | ViewError::WidthsDiffer { .. }
+        | ViewError::NothingForKvAxis { .. }
+        | ViewError::NoKvAxis { .. }
+        | ViewError::NoHeadAxis { .. }
+        | ViewError::ContentLargerThanPage { .. }
+        | ViewError::PackedSplit { .. } => "view_size_mismatch",
+        ViewError::PaddedSplitNotEven { .. } => "padded_split_not_even",
+        ViewError::Misaligned { .. } => "view_dtype_misaligned",
+        ViewError::StateMisaligned { .. } => "mamba_state_misaligned",
+        ViewError::FusedAxesApart { .. } => "fused_axes_apart",
+        ViewError::PageNotDense { .. } => "page_not_dense",
+        ViewError::BlocksNotAligned { .. } => "blocks_not_aligned",
+        ViewError::IndexWidth { .. } => "index_width_exceeded",
+        ViewError::Audit(inner) => audit_kind(inner),
+        ViewError::Overflow(_) => "overflow",
+    }
+}
+
+impl From<BlueprintError> for Failure {
+    fn from(error: BlueprintError) -> Failure {
+        let message = error.to_string();
+        let kind = match error {
+            BlueprintError::View { error, .. } => view_kind(&error),
+            BlueprintError::Ownership { .. } => "blocks_share_bytes",
+            BlueprintError::SharedLayoutDiffers { .. } => "share_layout_differs",
+            BlueprintError::TensorMissing { .. } => "raw_tensor_missing",
+            BlueprintError::Sharing(error) => return error.into(),
+            BlueprintError::Overflow(error) => return error.into(),
+        };
+        Failure::new(kvpages_status::ContractBroken, kind, message)
+    }
+}
+
+impl From<MemoryError> for Failure {
+    fn from(error: MemoryError) -> Failure {
+        memory_failure(&error, error.to_string())
+    }
+}
+
+fn memory_failure(error: &MemoryError, message: String) -> Failure {
+    let kind = match error {
+        MemoryError::Host { .. } | MemoryError::TooLarge { .. } => "out_of_host_memory",
+        MemoryError::Callback { .. } => "allocator_refused",
+        MemoryError::CallbackMisaligned { .. } => {
+            return Failure::invalid("allocator_misaligned", message);
+        }
+        MemoryError::AdoptedFull { .. } => "adopted_buffer_full",
+    };
+    Failure::new(kvpages_status::OutOfHostMemory, kind, message)
+}
+
+impl From<CacheError> for Failure {
+    fn from(error: CacheError) -> Failure {
+        let message = error.to_string();
+        match error {
+            CacheError::Memory { error, .. } => memory_failure(&error, message),
+        }
+    }
+}
+
+impl From<BindError> for Failure {
+    fn from(error: BindError) -> Failure {
+        let kind = match error {
+            BindError::NotOneInteger { .. } => "layer_index_not_one_integer",
+            BindError::TooManyIntegers { .. } => "layer_index_too_many_integers",
+            BindError::ModuleOutOfRange { .. } => "module_index_out_of_range",
+            BindError::IndexOverflow { .. } => "overflow",
+            BindError::Collision { .. } => "layer_index_collision",
+            BindError::NoModules => "bad_values",
+            BindError::ListNotEmpty { .. } => "runner_list_not_empty",
+            BindError::ContextMissing { .. } => "forward_context_missing",
+        };
+        Failure::invalid(kind, error.to_string())
+    }
+}
+
+impl From<PlanError> for Failure {
+    fn from(error: PlanError) -> Failure {
+        let (kind, message) = (error.kind(), error.to_string());
+        let status = match error {
+            PlanError::NotEnoughMemory { .. }
+            | PlanError::AutoFitImpossible { .. }
+            | PlanError::NoAvailableMemory { .. }
+            | PlanError::ZeroBlocks { .. } => kvpages_status::DoesNotFit,
+            PlanError::KernelBlock { .. }
+            | PlanError::BackendBlockSize { .. }
+            | PlanError::BackendHeads { .. } => kvpages_status::ContractBroken,
+            _ => kvpages_status::InvalidArgument,
+        };
+        Failure::new(status, kind, message)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_status_has_a_name_and_a_number_of_its_own() {
+        for (i, status) in kvpages_status::ALL.into_iter().enumerate() {
+            let others = &kvpages_status::ALL[..i];
+            assert!(others.iter().all(|other| *other as i32 != status as i32));
+            assert!(others.iter().all(|other| other.name() != status.name()));
+            // SAFETY: a static string.
+            let name = unsafe { CStr::from_ptr(kvpages_status_name(status as i32)) };
+            assert_eq!(name, status.name());
+        }
+        // SAFETY: a static string.
+        assert_eq!(
+            unsafe { CStr::from_ptr(kvpages_status_name(-12345)) },
+            c"UNKNOWN"
+        );
+    }
+
+    #[test]
+    fn a_message_is_whole_even_with_a_nul_in_it() {
+        let failure = Failure::invalid("test", "a\0b".to_owned())
+            .at(3)
+            .of("layer", "x");
+        let _ = remember(failure);
+        // SAFETY: this thread's string, valid until its next call.
+        let message = unsafe { CStr::from_ptr(kvpages_last_error_message()) };
+        assert_eq!(message, c"layer x: entry 3: a b");
+        // SAFETY: as above.
+        assert_eq!(
+            unsafe { CStr::from_ptr(kvpages_last_error_kind()) },
+            c"test"
+        );
+    }
+}

@@ -1,0 +1,115 @@
+//! A buffer of the engine's, handed out piece by piece.
+
+use std::ptr::{self, NonNull};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::{Allocation, Memory, MemoryError, Release, addressable};
+
+/// One buffer that the caller keeps. Pieces are cut from it in order, and it starts anew when all of
+/// them have come back.
+#[derive(Debug, Clone)]
+pub struct Adopted(Arc<Buffer>);
+
+#[derive(Debug)]
+struct Buffer {
+    start: NonNull<u8>,
+    bytes: usize,
+    used: Mutex<Used>,
+}
+
+/// How much of the buffer is handed out.
+#[derive(Debug, Default)]
+struct Used {
+    bytes: usize,
+    pieces: usize,
+}
+
+// SAFETY: the buffer is only written while a piece is cut, under the lock; `new` promises that
+// nothing else uses it.
+unsafe impl Send for Buffer {}
+// SAFETY: as above.
+unsafe impl Sync for Buffer {}
+
+impl Adopted {
+    /// Memory from `bytes` bytes at `start`.
+    ///
+    /// # Safety
+    /// The buffer is valid for reads and writes, and nothing else uses it, as long as an `Adopted` or
+    /// an allocation from it lives.
+    pub unsafe fn new(start: NonNull<u8>, bytes: usize) -> Adopted {
+        Adopted(Arc::new(Buffer {
+            start,
+            bytes,
+            used: Mutex::default(),
+        }))
+    }
+}
+
+impl Memory for Adopted {
+    fn allocate(&self, bytes: u64, alignment: u64) -> Result<Allocation, MemoryError> {
+        let size = addressable(bytes)?;
+        let buffer = &self.0;
+        let mut used = buffer.used.lock().unwrap_or_else(PoisonError::into_inner);
+        let free = buffer.bytes - used.bytes;
+        // SAFETY: `used` never exceeds the buffer.
+        let next = unsafe { buffer.start.add(used.bytes) };
+        let skip = next.align_offset(addressable(alignment)?);
+        let taken = skip.checked_add(size).filter(|&taken| taken <= free);
+        let Some(taken) = taken else {
+            return Err(MemoryError::AdoptedFull {
+                bytes,
+                alignment,
+                free: free as u64,
+                total: buffer.bytes as u64,
+            });
+        };
+        // SAFETY: `skip + size` bytes are left, and no piece that was handed out lies in them.
+        let data = unsafe { next.add(skip) };
+        // SAFETY: as above.
+        unsafe { ptr::write_bytes(data.as_ptr(), 0, size) };
+        used.bytes += taken;
+        used.pieces += 1;
+        Ok(Allocation {
+            data,
+            bytes: size,
+            owner: Arc::clone(buffer) as Arc<dyn Release>,
+        })
+    }
+}
+
+impl Release for Buffer {
+    fn release(&self, _data: NonNull<u8>, _bytes: usize) {
+        let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
+        used.pieces -= 1;
+        if used.pieces == 0 {
+            used.bytes = 0;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_are_cut_zeroed_and_come_back() {
+        let mut buffer = vec![0xffu8; 4096];
+        let start = NonNull::new(buffer.as_mut_ptr()).unwrap();
+        // SAFETY: the vector outlives the memory and is not touched meanwhile.
+        let memory = unsafe { Adopted::new(start, buffer.len()) };
+        let first = memory.allocate(100, 256).unwrap();
+        let second = memory.allocate(1000, 256).unwrap();
+        let apart = second.data().as_ptr() as usize - first.data().as_ptr() as usize;
+        assert_eq!(apart, 256);
+        // SAFETY: the piece has 1000 bytes.
+        let zero = unsafe { std::slice::from_raw_parts(second.data().as_ptr(), 1000) };
+        assert!(zero.iter().all(|&byte| byte == 0));
+        assert!(matches!(
+            memory.allocate(4096, 256),
+            Err(MemoryError::AdoptedFull { total: 4096, .. })
+        ));
+        let before = first.data();
+        drop((first, second));
+        assert_eq!(memory.allocate(1, 256).unwrap().data(), before);
+    }
+}

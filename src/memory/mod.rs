@@ -1,0 +1,128 @@
+//! Where bytes come from: the host, or whatever an engine brings.
+//!
+//! Fresh memory is zero. An allocation gives its memory back when it is dropped.
+
+#![allow(unsafe_code)]
+
+mod adopted;
+mod external;
+mod host;
+#[cfg(test)]
+pub mod testing;
+
+pub use adopted::Adopted;
+pub use external::{AllocateFn, Callbacks, External, ReleaseFn};
+pub use host::Host;
+
+use std::ptr::NonNull;
+
+/// What every allocation is aligned to at least, in bytes.
+pub const MIN_ALIGNMENT: u64 = 256;
+
+/// A source of memory.
+pub trait Memory: Send + Sync {
+    /// Takes `bytes` of zeroed memory at a multiple of `alignment`, a power of two that is at least
+    /// [`MIN_ALIGNMENT`].
+    fn allocate(&self, bytes: u64, alignment: u64) -> Result<Allocation, MemoryError>;
+}
+
+/// Why memory was not given.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum MemoryError {
+    /// The host has not enough.
+    #[error("the host refused {bytes} bytes: {reason}")]
+    Host {
+        /// Bytes asked for.
+        bytes: u64,
+        /// What the system said.
+        reason: String,
+    },
+    /// The engine's allocator has not enough.
+    #[error("the engine's allocator refused {bytes} bytes with code {code}")]
+    Callback {
+        /// Bytes asked for.
+        bytes: u64,
+        /// What it returned.
+        code: i32,
+    },
+    /// The engine's allocator returned something unusable.
+    #[error(
+        "the engine's allocator returned {address:#x} for {bytes} bytes, which is not a multiple of {alignment}"
+    )]
+    CallbackMisaligned {
+        /// Bytes asked for.
+        bytes: u64,
+        /// What it returned.
+        address: usize,
+        /// What the address must be a multiple of.
+        alignment: u64,
+    },
+    /// The adopted buffer is used up.
+    #[error(
+        "the adopted buffer has {free} of {total} bytes left; {bytes} more at a multiple of {alignment} do not fit"
+    )]
+    AdoptedFull {
+        /// Bytes asked for.
+        bytes: u64,
+        /// What the address must be a multiple of.
+        alignment: u64,
+        /// Bytes left.
+        free: u64,
+        /// Bytes of the buffer.
+        total: u64,
+    },
+    /// More bytes than this machine can address.
+    #[error("{bytes} bytes are more than this machine can address")]
+    TooLarge {
+        /// Bytes asked for.
+        bytes: u64,
+    },
+}
+
+/// Gives memory back.
+trait Release: Send + Sync {
+    fn release(&self, data: NonNull<u8>, bytes: usize);
+}
+
+/// Memory that is given back when it is dropped.
+pub struct Allocation {
+    data: NonNull<u8>,
+    bytes: usize,
+    owner: std::sync::Arc<dyn Release>,
+}
+
+// SAFETY: an allocation is an address and a length; what is done with the bytes is up to whoever
+// holds the pointer, and `Release` is called from any thread by its own contract.
+unsafe impl Send for Allocation {}
+// SAFETY: as above; a shared reference only gives out the address.
+unsafe impl Sync for Allocation {}
+
+impl Allocation {
+    /// The first byte.
+    pub fn data(&self) -> NonNull<u8> {
+        self.data
+    }
+
+    /// The bytes.
+    pub fn bytes(&self) -> u64 {
+        self.bytes as u64
+    }
+}
+
+impl std::fmt::Debug for Allocation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Allocation({:?}, {} bytes)", self.data, self.bytes)
+    }
+}
+
+impl Drop for Allocation {
+    fn drop(&mut self) {
+        self.owner.release(self.data, self.bytes);
+    }
+}
+
+fn addressable(bytes: u64) -> Result<usize, MemoryError> {
+    isize::try_from(bytes)
+        .map(isize::unsigned_abs)
+        .map_err(|_| MemoryError::TooLarge { bytes })
+}

@@ -1,0 +1,186 @@
+//! From memory to a number of blocks, and whether a request fits in them.
+
+use super::capacity::Demand;
+use super::error::PlanError;
+use super::latent_tuples;
+use super::pack::Pools;
+use super::{Group, PlanConfig, Worker};
+use crate::num::{product, sum};
+use crate::spec::Limits;
+
+/// What memory buys on one stage.
+pub(super) struct Price {
+    /// Bytes of one block in all tensors; 0 on a stage without layers.
+    pub block: u64,
+    /// Bytes that one block of a request counts as.
+    pub request_block: u64,
+}
+
+/// What the memory of all workers affords.
+pub(super) struct Budget {
+    /// The limits, the longest sequence as it was fitted.
+    pub limits: Limits,
+    /// Blocks that one request needs.
+    pub blocks_per_request: u64,
+    /// Blocks that every worker can hold.
+    pub num_blocks: u64,
+}
+
+/// What a block costs on a stage.
+pub(super) fn price(groups: &[Group], pools: &Pools) -> Result<Price, PlanError> {
+    let block = pools.bytes_per_block;
+    let request_block = match latent_tuples::are_tuples(groups) {
+        // A stage without layers has nothing to count.
+        _ if block == 0 => 0,
+        true => latent_tuples::counted_block_bytes(groups)
+            .map_err(|error| PlanError::overflow_at("a layer tuple", error))?,
+        false => block,
+    };
+    Ok(Price {
+        block,
+        request_block,
+    })
+}
+
+/// A worker that has layers, and the memory it plans with.
+struct Purse<'a> {
+    worker: usize,
+    price: &'a Price,
+    bytes: i64,
+}
+
+impl Purse<'_> {
+    fn available(&self) -> u64 {
+        u64::try_from(self.bytes).unwrap_or(0)
+    }
+
+    /// Blocks that requests may use; `None` when even the reserved ones do not fit.
+    fn request_blocks(&self, reserved: u64) -> Option<u64> {
+        (self.available() / self.price.request_block.max(1)).checked_sub(reserved)
+    }
+
+    fn needed(&self, blocks: u64, reserved: u64) -> Result<u64, PlanError> {
+        let blocks = sum("the blocks of a request", [blocks, reserved]);
+        let bytes = blocks.and_then(|b| product("a request", [b, self.price.request_block]));
+        bytes.map_err(|error| PlanError::overflow_at(format!("worker {}", self.worker), error))
+    }
+}
+
+/// Fits the longest sequence if asked to, checks that one request fits on every worker, and finds
+/// the number of blocks. Workers without layers have no say.
+pub(super) fn budget<'a>(
+    workers: &[Worker],
+    price_of: impl Fn(usize) -> &'a Price,
+    demand: &Demand<'_>,
+    config: &PlanConfig,
+) -> Result<Budget, PlanError> {
+    let purses = purses(workers, price_of, config)?;
+    let reserved = config.reserved_blocks;
+    let mut limits = config.limits;
+    if config.auto_fit_max_model_len {
+        limits.max_model_len = fitted(&purses, demand, &limits, reserved)?;
+    }
+    let blocks_per_request = demand.blocks(&limits)?;
+    let mut num_blocks = None;
+    for purse in &purses {
+        check_request_fits(purse, demand, &limits, blocks_per_request, reserved)?;
+        let blocks = purse.available() / purse.price.block;
+        if blocks == 0 {
+            return Err(PlanError::ZeroBlocks {
+                worker: purse.worker,
+                bytes_per_block: purse.price.block,
+                available: purse.available(),
+            });
+        }
+        num_blocks = Some(num_blocks.map_or(blocks, |least: u64| least.min(blocks)));
+    }
+    Ok(Budget {
+        limits,
+        blocks_per_request,
+        // Without layers there is the null block.
+        num_blocks: num_blocks.unwrap_or(1),
+    })
+}
+
+fn purses<'a>(
+    workers: &[Worker],
+    price_of: impl Fn(usize) -> &'a Price,
+    config: &PlanConfig,
+) -> Result<Vec<Purse<'a>>, PlanError> {
+    let mut purses = Vec::with_capacity(workers.len());
+    for (worker, given) in workers.iter().enumerate() {
+        let price = price_of(worker);
+        if price.block == 0 {
+            continue;
+        }
+        let bytes = match config.num_blocks_override {
+            None => given.memory_bytes,
+            Some(blocks) => {
+                let bytes = product("the blocks of the override", [blocks, price.block])
+                    .map_err(|e| PlanError::overflow_at(format!("worker {worker}"), e))?;
+                i64::try_from(bytes).unwrap_or(i64::MAX)
+            }
+        };
+        purses.push(Purse {
+            worker,
+            price,
+            bytes,
+        });
+    }
+    Ok(purses)
+}
+
+/// The longest sequence that fits on every worker.
+fn fitted(
+    purses: &[Purse<'_>],
+    demand: &Demand<'_>,
+    limits: &Limits,
+    reserved: u64,
+) -> Result<u64, PlanError> {
+    // The worker with the fewest blocks decides; `None` is fewer than any number.
+    let Some(tightest) = purses
+        .iter()
+        .min_by_key(|purse| purse.request_blocks(reserved))
+    else {
+        return Ok(limits.max_model_len);
+    };
+    let longest = demand.longest(limits, tightest.request_blocks(reserved))?;
+    if longest == 0 {
+        let one_token = Limits {
+            max_model_len: 1,
+            ..*limits
+        };
+        return Err(PlanError::AutoFitImpossible {
+            worker: tightest.worker,
+            needed: tightest.needed(demand.blocks(&one_token)?, reserved)?,
+            available: tightest.available(),
+        });
+    }
+    Ok(longest)
+}
+
+fn check_request_fits(
+    purse: &Purse<'_>,
+    demand: &Demand<'_>,
+    limits: &Limits,
+    blocks: u64,
+    reserved: u64,
+) -> Result<(), PlanError> {
+    if purse.bytes <= 0 {
+        return Err(PlanError::NoAvailableMemory {
+            worker: purse.worker,
+            available: purse.bytes,
+        });
+    }
+    let needed = purse.needed(blocks, reserved)?;
+    if needed <= purse.available() {
+        return Ok(());
+    }
+    Err(PlanError::NotEnoughMemory {
+        worker: purse.worker,
+        needed,
+        available: purse.available(),
+        max_model_len: limits.max_model_len,
+        longest: demand.longest(limits, purse.request_blocks(reserved))?,
+    })
+}

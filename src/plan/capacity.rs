@@ -1,0 +1,158 @@
+//! How many blocks a request needs, and how many requests and tokens fit.
+
+use super::error::PlanError;
+use super::group::WholeGroup;
+use super::merge_workers::WholeModel;
+use super::{Group, GroupSpec, WorkerPlan, latent_tuples};
+use crate::num::{Overflow, sum};
+use crate::spec::{Limits, Spec};
+
+/// What a request needs of each group: a spec that speaks for all its layers, and the name of
+/// one, for messages. Layers of one group need the same number of blocks.
+pub(super) struct Demand<'a> {
+    groups: Vec<(&'a str, &'a Spec)>,
+}
+
+impl<'a> Demand<'a> {
+    /// What a request needs of the whole model.
+    pub fn of(groups: &'a [WholeGroup], whole: &'a WholeModel<'_>) -> Demand<'a> {
+        let groups = groups.iter().map(|group| {
+            let layer = group.layers.first().map(|&layer| whole.layers[layer].name);
+            (layer.unwrap_or(""), group.spec.first())
+        });
+        Demand {
+            groups: groups.collect(),
+        }
+    }
+
+    /// What a request needs of the groups of a worker's plan.
+    pub fn of_plan(plan: &'a WorkerPlan) -> Demand<'a> {
+        let groups = plan.groups.iter().map(|group| {
+            let layer = group
+                .layers
+                .first()
+                .and_then(|&layer| plan.model.layers().get(layer));
+            (layer.map_or("", |layer| &*layer.name), group.spec.first())
+        });
+        Demand {
+            groups: groups.collect(),
+        }
+    }
+
+    /// The most blocks one request can hold, all groups together, also those that are empty on
+    /// some worker. Planning, fitting, an override and the capacity all ask this function.
+    pub fn blocks(&self, limits: &Limits) -> Result<u64, PlanError> {
+        let mut blocks = 0;
+        for group in &self.groups {
+            let of_group = of_group(group, limits)?;
+            blocks = sum("the blocks of a request", [blocks, of_group])
+                .map_err(|error| PlanError::overflow(group.0, error))?;
+        }
+        Ok(blocks)
+    }
+
+    /// The most blocks one request can hold of each group.
+    pub fn blocks_of_groups(&self, limits: &Limits) -> Result<Vec<u64>, PlanError> {
+        self.groups
+            .iter()
+            .map(|group| of_group(group, limits))
+            .collect()
+    }
+
+    /// The longest sequence, up to that of `limits`, that needs at most `blocks`; 0 when none
+    /// does. A longer sequence never needs fewer blocks.
+    pub fn longest(&self, limits: &Limits, blocks: Option<u64>) -> Result<u64, PlanError> {
+        let fits = |max_model_len: u64| -> Result<bool, PlanError> {
+            let needed = self.blocks(&Limits {
+                max_model_len,
+                ..*limits
+            })?;
+            Ok(blocks.is_some_and(|blocks| needed <= blocks))
+        };
+        let (mut fitting, mut too_long) = (0, limits.max_model_len.saturating_add(1));
+        while too_long - fitting > 1 {
+            let middle = fitting + (too_long - fitting) / 2;
+            if fits(middle)? {
+                fitting = middle;
+            } else {
+                too_long = middle;
+            }
+        }
+        Ok(fitting)
+    }
+}
+
+fn of_group((layer, spec): &(&str, &Spec), limits: &Limits) -> Result<u64, PlanError> {
+    spec.blocks_per_request(limits)
+        .map_err(|error| PlanError::demand(layer, error))
+}
+
+/// Requests of the longest sequence that a worker holds at once, and tokens.
+pub(super) fn capacity(
+    groups: &[Group],
+    blocks_of_groups: &[u64],
+    usable_blocks: u64,
+    limits: &Limits,
+) -> Result<(f64, u64), Overflow> {
+    if groups.is_empty() {
+        return Ok((0.0, 0));
+    }
+    let per_request = match latent_tuples::are_tuples(groups) {
+        true => latent_tuples::weighted_blocks(groups, blocks_of_groups)?,
+        false => sum("the blocks of a request", blocks_of_groups.iter().copied())?,
+    };
+    let concurrency = usable_blocks as f64 / per_request.max(1) as f64;
+    Ok((
+        concurrency,
+        (concurrency * limits.max_model_len as f64) as u64,
+    ))
+}
+
+impl WorkerPlan {
+    /// The most blocks a request of the given limits can hold, all groups together, also those
+    /// that are empty on this worker. Reserved blocks are not counted.
+    pub fn blocks_per_request(&self, limits: &Limits) -> Result<u64, PlanError> {
+        Demand::of_plan(self).blocks(limits)
+    }
+}
+
+impl GroupSpec {
+    /// A spec that speaks for all layers where they do not differ: the block size and the number
+    /// of blocks.
+    pub fn first(&self) -> &Spec {
+        match self {
+            GroupSpec::One(spec) => spec,
+            GroupSpec::Set(set) => &set.specs()[0],
+        }
+    }
+
+    /// Tokens of one block.
+    pub fn block_size(&self) -> u64 {
+        self.first().block_size()
+    }
+
+    /// Bytes of a block in the layer at `place` of the group's layers.
+    pub fn page_of(&self, place: usize) -> u64 {
+        match self {
+            GroupSpec::One(spec) => spec.page().padded,
+            GroupSpec::Set(set) => set.specs().get(place).map_or(0, |spec| spec.page().padded),
+        }
+    }
+
+    /// What the layer at `place` of the group's layers stores; for a layer that is not there, what
+    /// the first one does.
+    pub fn spec_of(&self, place: usize) -> &Spec {
+        match self {
+            GroupSpec::One(spec) => spec,
+            GroupSpec::Set(set) => set.specs().get(place).map_or(self.first(), |spec| spec),
+        }
+    }
+
+    /// Bytes of a block in one layer when all store the same, else in all layers together.
+    pub fn page_bytes(&self) -> Result<u64, Overflow> {
+        match self {
+            GroupSpec::One(spec) => Ok(spec.page().padded),
+            GroupSpec::Set(set) => set.page_bytes(),
+        }
+    }
+}

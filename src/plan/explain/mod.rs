@@ -1,0 +1,21 @@
+//! Why a plan is as it is: what each group costs, what is wasted, and the reason.
+
+mod facts;
+mod json;
+mod text;
+
+use super::Plan;
+
+impl Plan {
+    /// The plan for people: what was decided, what it costs, what is wasted and why. Workers with
+    /// equal plans are described once.
+    pub fn explain_text(&self) -> String {
+        text::render(&facts::facts(self))
+    }
+
+    /// The same as [`explain_text`](Self::explain_text) for programs: one JSON object that names
+    /// every layer.
+    pub fn explain_json(&self) -> String {
+        json::render(&facts::facts(self))
+    }
+}

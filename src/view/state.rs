@@ -1,0 +1,67 @@
+//! The views of a state layer: its states one behind another in each page.
+
+use super::audit::{BlockRuns, audit};
+use super::{Pages, View, ViewError};
+use crate::num::{product, sum};
+use crate::spec::State;
+
+/// One view for each state of the layer, blocks outermost.
+pub fn state_views(spec: &State, pages: &Pages) -> Result<Vec<View>, ViewError> {
+    let parts = spec.parts().enumerate();
+    parts
+        .map(|(state, part)| {
+            let element_bytes = part.dtype.bytes();
+            let offset_bytes = sum("a state", [pages.offset_bytes, part.offset])?;
+            if !offset_bytes.is_multiple_of(element_bytes) {
+                return Err(ViewError::StateMisaligned {
+                    state,
+                    bytes: offset_bytes,
+                    dtype: part.dtype,
+                    element_bytes,
+                });
+            }
+            if !pages.step_bytes.is_multiple_of(element_bytes) {
+                return Err(ViewError::Misaligned {
+                    what: "the block stride",
+                    bytes: pages.step_bytes,
+                    dtype: part.dtype,
+                    element_bytes,
+                });
+            }
+            let ndim = part.shape.len() + 1;
+            let mut extents = vec![0i64; 2 * ndim];
+            extents[0] = pages.num_blocks as i64;
+            extents[ndim] = (pages.step_bytes / element_bytes) as i64;
+            let mut stride = 1u64;
+            for (dim, &size) in part.shape.iter().enumerate().rev() {
+                extents[1 + dim] = size as i64;
+                extents[ndim + 1 + dim] = stride as i64;
+                stride = product("a state", [stride, size])?;
+            }
+            let (shape, strides) = extents.split_at(ndim);
+            let proof = audit(
+                shape,
+                strides,
+                offset_bytes,
+                element_bytes,
+                pages.allocation_bytes,
+            )?;
+            Ok(View {
+                dtype: part.dtype,
+                offset_bytes,
+                block_dim: 0,
+                // The whole page is the layer's: zeroing and copying take its states together.
+                runs: BlockRuns {
+                    num_blocks: pages.num_blocks,
+                    offset_bytes: pages.offset_bytes,
+                    step_bytes: pages.step_bytes,
+                    span_bytes: pages.page_bytes,
+                    runs: 1,
+                    run_step_bytes: 0,
+                },
+                audit: proof,
+                extents: extents.into_boxed_slice(),
+            })
+        })
+        .collect()
+}
