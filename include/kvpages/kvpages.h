@@ -1881,6 +1881,7 @@ KVPAGES_API const char *kvpages_dtype_name(uint32_t dtype);
  * @param[out] out  Filled. Not NULL; struct_size set.
  */
 KVPAGES_API
+KVPAGES_MUST_USE
 kvpages_status kvpages_spec_describe(const struct kvpages_spec *spec,
                                      struct kvpages_spec_info *out);
 
@@ -1892,6 +1893,7 @@ kvpages_status kvpages_spec_describe(const struct kvpages_spec *spec,
  * @param[out] out  Filled. Not NULL; struct_size set.
  */
 KVPAGES_API
+KVPAGES_MUST_USE
 kvpages_status kvpages_spec_demand(const struct kvpages_spec *spec,
                                    const struct kvpages_limits *limits,
                                    struct kvpages_demand *out);
@@ -1908,6 +1910,7 @@ kvpages_status kvpages_spec_demand(const struct kvpages_spec *spec,
  *                   why, and the message names the field.
  */
 KVPAGES_API
+KVPAGES_MUST_USE
 kvpages_status kvpages_spec_merge(const struct kvpages_spec *const *specs,
                                   size_t num_specs,
                                   struct kvpages_spec *out);
@@ -1922,6 +1925,7 @@ kvpages_status kvpages_spec_merge(const struct kvpages_spec *const *specs,
  *                   takes no cache.
  */
 KVPAGES_API
+KVPAGES_MUST_USE
 kvpages_status kvpages_spec_uniformity(const struct kvpages_spec *const *specs,
                                        size_t num_specs,
                                        struct kvpages_uniformity *out);
@@ -1935,6 +1939,7 @@ kvpages_status kvpages_spec_uniformity(const struct kvpages_spec *const *specs,
  * @param[out] out   Filled. Not NULL; struct_size set.
  */
 KVPAGES_API
+KVPAGES_MUST_USE
 kvpages_status kvpages_spec_set_describe(const struct kvpages_spec *const *specs,
                                          size_t num_specs,
                                          struct kvpages_spec_set_info *out);
@@ -1951,6 +1956,7 @@ kvpages_status kvpages_spec_set_describe(const struct kvpages_spec *const *specs
  * @retval KVPAGES_STATUS_BUFFER_TOO_SMALL  They do not fit.
  */
 KVPAGES_API
+KVPAGES_MUST_USE
 kvpages_status kvpages_spec_set_copy_page_sizes(const struct kvpages_spec *const *specs,
                                                 size_t num_specs,
                                                 uint64_t *page_sizes_bytes,
@@ -1967,6 +1973,7 @@ kvpages_status kvpages_spec_set_copy_page_sizes(const struct kvpages_spec *const
  *                   set.
  */
 KVPAGES_API
+KVPAGES_MUST_USE
 kvpages_status kvpages_spec_set_demand(const struct kvpages_spec *const *specs,
                                        size_t num_specs,
                                        const struct kvpages_limits *limits,
@@ -1981,6 +1988,7 @@ kvpages_status kvpages_spec_set_demand(const struct kvpages_spec *const *specs,
  * @param[out] out     One of KVPAGES_QUANT_MODE_*. Not NULL.
  */
 KVPAGES_API
+KVPAGES_MUST_USE
 kvpages_status kvpages_quant_mode_from_cache_dtype(const char *cache_dtype,
                                                    uint32_t *out);
 
@@ -1995,6 +2003,7 @@ kvpages_status kvpages_quant_mode_from_cache_dtype(const char *cache_dtype,
  * @param[out] out_replicas  Ranks that store the same head. Not NULL.
  */
 KVPAGES_API
+KVPAGES_MUST_USE
 kvpages_status kvpages_kv_heads_per_rank(uint64_t total_kv_heads,
                                          uint64_t num_ranks,
                                          uint64_t *out_heads,
@@ -2008,6 +2017,7 @@ kvpages_status kvpages_kv_heads_per_rank(uint64_t total_kv_heads,
  *                  failure.
  */
 KVPAGES_API
+KVPAGES_MUST_USE
 kvpages_status kvpages_backend_create(const struct kvpages_backend_config *config,
                                       struct kvpages_backend **out);
 
@@ -2019,6 +2029,7 @@ kvpages_status kvpages_backend_create(const struct kvpages_backend_config *confi
  *                  failure.
  */
 KVPAGES_API
+KVPAGES_MUST_USE
 kvpages_status kvpages_backend_create_preset(uint32_t preset,
                                              struct kvpages_backend **out);
 
@@ -2049,6 +2060,7 @@ const char *kvpages_backend_name(const struct kvpages_backend *backend);
  * @param[out] out      Tokens of a kernel block. Not NULL.
  */
 KVPAGES_API
+KVPAGES_MUST_USE
 kvpages_status kvpages_select_kernel_block_size(uint64_t block_size,
                                                 const struct kvpages_backend *const *backends,
                                                 size_t num_backends,
@@ -2060,6 +2072,7 @@ kvpages_status kvpages_select_kernel_block_size(uint64_t block_size,
  * @param[out] out  Owned by the caller: kvpages_model_destroy(). NULL on failure.
  */
 KVPAGES_API
+KVPAGES_MUST_USE
 kvpages_status kvpages_model_create(struct kvpages_model **out);
 
 /**
@@ -2076,6 +2089,7 @@ KVPAGES_API void kvpages_model_destroy(struct kvpages_model *model);
  * @param layer  Copied. Not NULL.
  */
 KVPAGES_API
+KVPAGES_MUST_USE
 kvpages_status kvpages_model_add_layer(struct kvpages_model *model,
                                        const struct kvpages_layer *layer);
 
@@ -2096,6 +2110,7 @@ KVPAGES_API size_t kvpages_model_num_layers(const struct kvpages_model *model);
  * @retval KVPAGES_STATUS_NOT_FOUND  There is no layer of that name.
  */
 KVPAGES_API
+KVPAGES_MUST_USE
 kvpages_status kvpages_model_find_layer(const struct kvpages_model *model,
                                         const char *name,
                                         size_t *out_index);
@@ -2115,6 +2130,7 @@ kvpages_status kvpages_model_find_layer(const struct kvpages_model *model,
  * @note Cost: linear in the layers of distinct models.
  */
 KVPAGES_API
+KVPAGES_MUST_USE
 kvpages_status kvpages_plan_create(const struct kvpages_plan_config *config,
                                    const struct kvpages_worker *workers,
                                    size_t num_workers,
@@ -2133,6 +2149,7 @@ kvpages_status kvpages_plan_create(const struct kvpages_plan_config *config,
  * @retval KVPAGES_STATUS_CONTRACT_BROKEN  A backend could not read its layers.
  */
 KVPAGES_API
+KVPAGES_MUST_USE
 kvpages_status kvpages_plan_create_from_parts(const struct kvpages_model *model,
                                               const struct kvpages_plan_parts *parts,
                                               struct kvpages_plan **out);
@@ -2170,6 +2187,7 @@ uint64_t kvpages_plan_max_model_len(const struct kvpages_plan *plan);
  * @retval KVPAGES_STATUS_NOT_FOUND  There is no such worker.
  */
 KVPAGES_API
+KVPAGES_MUST_USE
 kvpages_status kvpages_plan_get_worker(const struct kvpages_plan *plan,
                                        size_t worker,
                                        struct kvpages_worker_info *out);
@@ -2184,6 +2202,7 @@ kvpages_status kvpages_plan_get_worker(const struct kvpages_plan *plan,
  * @retval KVPAGES_STATUS_NOT_FOUND  There is no such worker or group.
  */
 KVPAGES_API
+KVPAGES_MUST_USE
 kvpages_status kvpages_plan_get_group(const struct kvpages_plan *plan,
                                       size_t worker,
                                       size_t group,
@@ -2203,6 +2222,7 @@ kvpages_status kvpages_plan_get_group(const struct kvpages_plan *plan,
  * @retval KVPAGES_STATUS_NOT_FOUND  There is no such worker, group or spec.
  */
 KVPAGES_API
+KVPAGES_MUST_USE
 kvpages_status kvpages_plan_get_group_spec(const struct kvpages_plan *plan,
                                            size_t worker,
                                            size_t group,
@@ -2236,6 +2256,7 @@ const char *kvpages_plan_group_layer_name(const struct kvpages_plan *plan,
  * @retval KVPAGES_STATUS_NOT_FOUND  There is no such worker or tensor.
  */
 KVPAGES_API
+KVPAGES_MUST_USE
 kvpages_status kvpages_plan_get_tensor(const struct kvpages_plan *plan,
                                        size_t worker,
                                        size_t tensor,
@@ -2266,6 +2287,7 @@ const char *kvpages_plan_tensor_layer_name(const struct kvpages_plan *plan,
  * @param[out] out_hash_block_size  Tokens of one hash. Not NULL.
  */
 KVPAGES_API
+KVPAGES_MUST_USE
 kvpages_status kvpages_plan_resolve_block_sizes(const struct kvpages_plan *plan,
                                                 const struct kvpages_block_size_config *config,
                                                 uint64_t *out_scheduler_block_size,
@@ -2286,6 +2308,7 @@ kvpages_status kvpages_plan_resolve_block_sizes(const struct kvpages_plan *plan,
  * @retval KVPAGES_STATUS_BUFFER_TOO_SMALL  capacity is not more than the length.
  */
 KVPAGES_API
+KVPAGES_MUST_USE
 kvpages_status kvpages_plan_copy_explanation(const struct kvpages_plan *plan,
                                              uint32_t format,
                                              char *buffer,
@@ -2303,6 +2326,7 @@ kvpages_status kvpages_plan_copy_explanation(const struct kvpages_plan *plan,
  * @param[out] out     The number. Not NULL.
  */
 KVPAGES_API
+KVPAGES_MUST_USE
 kvpages_status kvpages_layer_tuple_count(const uint64_t *values,
                                          size_t num_values,
                                          uint64_t lower_bound,
@@ -2317,6 +2341,7 @@ kvpages_status kvpages_layer_tuple_count(const uint64_t *values,
  * @param[out] out  Filled. Not NULL; struct_size set.
  */
 KVPAGES_API
+KVPAGES_MUST_USE
 kvpages_status kvpages_hybrid_block_size(const struct kvpages_hybrid_config *config,
                                          struct kvpages_hybrid_block *out);
 
@@ -2329,6 +2354,7 @@ kvpages_status kvpages_hybrid_block_size(const struct kvpages_hybrid_config *con
  *                  failure.
  */
 KVPAGES_API
+KVPAGES_MUST_USE
 kvpages_status kvpages_memory_create_host(struct kvpages_memory **out);
 
 /**
@@ -2339,6 +2365,7 @@ kvpages_status kvpages_memory_create_host(struct kvpages_memory **out);
  *                   failure.
  */
 KVPAGES_API
+KVPAGES_MUST_USE
 kvpages_status kvpages_memory_create_external(const struct kvpages_memory_callbacks *callbacks,
                                               struct kvpages_memory **out);
 
@@ -2353,6 +2380,7 @@ kvpages_status kvpages_memory_create_external(const struct kvpages_memory_callba
  *                  failure.
  */
 KVPAGES_API
+KVPAGES_MUST_USE
 kvpages_status kvpages_memory_create_adopted(void *data,
                                              size_t bytes,
                                              struct kvpages_memory **out);
@@ -2377,6 +2405,7 @@ KVPAGES_API void kvpages_memory_destroy(struct kvpages_memory *memory);
  * @retval KVPAGES_STATUS_NOT_FOUND  The plan has no such worker.
  */
 KVPAGES_API
+KVPAGES_MUST_USE
 kvpages_status kvpages_cache_create(const struct kvpages_plan *plan,
                                     const struct kvpages_cache_config *config,
                                     struct kvpages_cache **out,
@@ -2429,6 +2458,7 @@ const char *kvpages_cache_layer_name(const struct kvpages_cache *cache,
  * @retval KVPAGES_STATUS_NOT_FOUND  There is no layer of that name with a view.
  */
 KVPAGES_API
+KVPAGES_MUST_USE
 kvpages_status kvpages_cache_find_layer(const struct kvpages_cache *cache,
                                         const char *name,
                                         size_t *out_layer);
@@ -2456,6 +2486,7 @@ size_t kvpages_cache_num_views(const struct kvpages_cache *cache,
  * @note Cost: two array reads; no allocation, no lock.
  */
 KVPAGES_API
+KVPAGES_MUST_USE
 kvpages_status kvpages_cache_get_view(const struct kvpages_cache *cache,
                                       size_t layer,
                                       size_t view,
@@ -2471,6 +2502,7 @@ kvpages_status kvpages_cache_get_view(const struct kvpages_cache *cache,
  * @retval KVPAGES_STATUS_NOT_FOUND  There is no such layer or view.
  */
 KVPAGES_API
+KVPAGES_MUST_USE
 kvpages_status kvpages_cache_get_report(const struct kvpages_cache *cache,
                                         size_t layer,
                                         size_t view,
@@ -2495,6 +2527,7 @@ size_t kvpages_cache_num_allocations(const struct kvpages_cache *cache);
  * @retval KVPAGES_STATUS_NOT_FOUND  There is no such allocation.
  */
 KVPAGES_API
+KVPAGES_MUST_USE
 kvpages_status kvpages_cache_get_allocation(const struct kvpages_cache *cache,
                                             size_t allocation,
                                             struct kvpages_allocation *out);
@@ -2517,6 +2550,7 @@ KVPAGES_API size_t kvpages_cache_num_regions(const struct kvpages_cache *cache);
  * @retval KVPAGES_STATUS_NOT_FOUND  There is no such region.
  */
 KVPAGES_API
+KVPAGES_MUST_USE
 kvpages_status kvpages_cache_get_region(const struct kvpages_cache *cache,
                                         size_t region,
                                         struct kvpages_region *out);
@@ -2535,6 +2569,7 @@ kvpages_status kvpages_cache_get_region(const struct kvpages_cache *cache,
  * @retval KVPAGES_STATUS_BUFFER_TOO_SMALL  They do not fit.
  */
 KVPAGES_API
+KVPAGES_MUST_USE
 kvpages_status kvpages_cache_copy_bound_layers(const struct kvpages_cache *cache,
                                                uint64_t num_attention_modules,
                                                size_t *layers,
@@ -2552,6 +2587,7 @@ kvpages_status kvpages_cache_copy_bound_layers(const struct kvpages_cache *cache
  * @param[out] out  Filled. Not NULL; struct_size set.
  */
 KVPAGES_API
+KVPAGES_MUST_USE
 kvpages_status kvpages_view_audit(const struct kvpages_view *view,
                                   struct kvpages_view_report *out);
 
@@ -2567,6 +2603,7 @@ kvpages_status kvpages_view_audit(const struct kvpages_view *view,
  * @param[out] out_index         The index. Not NULL.
  */
 KVPAGES_API
+KVPAGES_MUST_USE
 kvpages_status kvpages_layer_index(const char *layer_name,
                                    uint64_t num_attention_modules,
                                    uint64_t *out_index);
@@ -2584,6 +2621,7 @@ kvpages_status kvpages_layer_index(const char *layer_name,
  *                        none.
  */
 KVPAGES_API
+KVPAGES_MUST_USE
 kvpages_status kvpages_bind_layers(const struct kvpages_bind_config *config,
                                    size_t *out_order,
                                    size_t *out_bound);

@@ -65,3 +65,110 @@ impl Cache {
         &self.allocations
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::Preset;
+    use crate::dtype::Dtype;
+    use crate::memory::Host;
+    use crate::memory::testing::{Faulty, adopted_buffer};
+    use crate::model::Model;
+    use crate::plan::{PartGroup, PartTensor, Parts, plan_from_parts};
+    use crate::spec::{Attention, AttentionFields, AttentionKind, QuantMode, Spec};
+    use std::sync::atomic::Ordering;
+
+    /// Three full layers of 8192-byte pages, each with its own tensor of four blocks.
+    fn blueprint() -> Arc<Blueprint> {
+        let backend = Arc::new(Preset::FlashAttentionNhd.backend().unwrap());
+        let spec = Attention::new(AttentionFields {
+            kind: AttentionKind::Full,
+            block_size: 16,
+            num_kv_heads: 2,
+            head_size: 64,
+            head_size_v: 64,
+            dtype: Dtype::Bf16,
+            quant_mode: QuantMode::None,
+            page_size_padded: None,
+            indexes_kv_by_block_stride: false,
+            sliding_window: None,
+            attention_chunk_size: None,
+            non_causal: false,
+            tq_slot_size: 0,
+            sink_len: 0,
+            rswa_window: 0,
+            cache_dtype: None,
+            alignment: None,
+            compress_ratio: 1,
+            model_version: None,
+        });
+        let spec = Spec::Attention(spec.unwrap());
+        let names: Vec<String> = (0..3).map(|i| format!("layers.{i}.attn")).collect();
+        let mut model = Model::new();
+        for name in &names {
+            model
+                .add(name, spec.clone(), Some(Arc::clone(&backend)), 2)
+                .unwrap();
+        }
+        let tensor = |name: &String| PartTensor {
+            size: 4 * 8192,
+            layers: vec![name.clone()],
+            ..PartTensor::default()
+        };
+        let parts = Parts {
+            num_blocks: 4,
+            tensors: names.iter().map(tensor).collect(),
+            groups: vec![PartGroup {
+                layers: names.clone(),
+                is_draft: false,
+            }],
+            kernel_block_sizes: None,
+        };
+        let plan = plan_from_parts(Arc::new(model), parts).unwrap();
+        Arc::new(Blueprint::of(&plan.workers[0]).unwrap())
+    }
+
+    #[test]
+    fn memory_that_runs_out_half_way_is_given_back() {
+        let blueprint = blueprint();
+        for fail_at in 0..4 {
+            let adopted = adopted_buffer(160_000);
+            for memory in [
+                Box::new(Faulty::new(Host, fail_at)),
+                Box::new(Faulty::new(adopted, fail_at)) as Box<dyn Counting>,
+            ] {
+                let cache = Cache::allocate(Arc::clone(&blueprint), memory.memory());
+                match cache {
+                    Ok(cache) => {
+                        assert_eq!(fail_at, 3);
+                        assert_eq!((cache.allocations().len(), memory.out()), (3, 3));
+                    }
+                    Err(CacheError::Memory {
+                        index,
+                        count,
+                        needed,
+                        ..
+                    }) => {
+                        assert_eq!((index, count, needed), (fail_at, 3, 3 * 4 * 8192));
+                    }
+                }
+                assert_eq!(memory.out(), 0);
+            }
+        }
+    }
+
+    /// A faulty memory over any other.
+    trait Counting {
+        fn memory(&self) -> &dyn Memory;
+        fn out(&self) -> usize;
+    }
+
+    impl<M: Memory> Counting for Faulty<M> {
+        fn memory(&self) -> &dyn Memory {
+            self
+        }
+        fn out(&self) -> usize {
+            self.counts().out.load(Ordering::Relaxed)
+        }
+    }
+}

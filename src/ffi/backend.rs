@@ -163,6 +163,7 @@ extensible!(kvpages_backend_config, reserved0: u32);
 /// @param config    Copied. Not NULL.
 /// @param[out] out  Owned by the caller: kvpages_backend_destroy(). NULL on
 ///                  failure.
+#[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvpages_backend_create(
     config: *const kvpages_backend_config,
@@ -184,6 +185,7 @@ pub unsafe extern "C" fn kvpages_backend_create(
 /// @param preset    One of KVPAGES_PRESET_*.
 /// @param[out] out  Owned by the caller: kvpages_backend_destroy(). NULL on
 ///                  failure.
+#[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvpages_backend_create_preset(
     preset: u32,
@@ -225,6 +227,7 @@ pub unsafe extern "C" fn kvpages_backend_name(backend: *const kvpages_backend) -
 /// @param backends      Borrowed. num_backends pointers, none NULL.
 /// @param num_backends  May be 0.
 /// @param[out] out      Tokens of a kernel block. Not NULL.
+#[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvpages_select_kernel_block_size(
     block_size: u64,

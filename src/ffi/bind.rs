@@ -38,6 +38,7 @@ extensible!(kvpages_bind_config, num_already_bound: u64);
 /// @param layer_name             Borrowed. Not NULL.
 /// @param num_attention_modules  Attention modules of one layer; 0 for 1.
 /// @param[out] out_index         The index. Not NULL.
+#[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvpages_layer_index(
     layer_name: *const c_char,
@@ -65,6 +66,7 @@ pub unsafe extern "C" fn kvpages_layer_index(
 ///                        context_names which of layer_names it is, SIZE_MAX for
 ///                        a layer without a cache. May be NULL when there are
 ///                        none.
+#[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvpages_bind_layers(
     config: *const kvpages_bind_config,

@@ -89,6 +89,7 @@ pub struct kvpages_allocation {
 ///                  not there. May be NULL.
 /// @retval KVPAGES_STATUS_OUT_OF_HOST_MEMORY  The memory has not enough.
 /// @retval KVPAGES_STATUS_NOT_FOUND  The plan has no such worker.
+#[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvpages_cache_create(
     plan: *const kvpages_plan,
@@ -171,6 +172,7 @@ pub unsafe extern "C" fn kvpages_cache_layer_name(
 /// @param name      Borrowed. Not NULL.
 /// @param[out] out_layer  Its number. Not NULL.
 /// @retval KVPAGES_STATUS_NOT_FOUND  There is no layer of that name with a view.
+#[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvpages_cache_find_layer(
     cache: *const kvpages_cache,
@@ -215,6 +217,7 @@ pub unsafe extern "C" fn kvpages_cache_num_views(
 ///                  Not NULL.
 /// @retval KVPAGES_STATUS_NOT_FOUND  There is no such layer or view.
 /// @note Cost: two array reads; no allocation, no lock.
+#[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvpages_cache_get_view(
     cache: *const kvpages_cache,
@@ -247,6 +250,7 @@ pub unsafe extern "C" fn kvpages_cache_get_view(
 /// @param view      Less than kvpages_cache_num_views(): 0, or which state.
 /// @param[out] out  Filled. Not NULL; struct_size set.
 /// @retval KVPAGES_STATUS_NOT_FOUND  There is no such layer or view.
+#[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvpages_cache_get_report(
     cache: *const kvpages_cache,
@@ -285,6 +289,7 @@ pub unsafe extern "C" fn kvpages_cache_num_allocations(cache: *const kvpages_cac
 /// @param[out] out    Filled; its pointer is Kept until the cache is destroyed.
 ///                    Not NULL.
 /// @retval KVPAGES_STATUS_NOT_FOUND  There is no such allocation.
+#[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvpages_cache_get_allocation(
     cache: *const kvpages_cache,
@@ -329,6 +334,7 @@ pub unsafe extern "C" fn kvpages_cache_num_regions(cache: *const kvpages_cache) 
 /// @param[out] out  Filled; its pointer is Kept until the cache is destroyed. Not
 ///                  NULL.
 /// @retval KVPAGES_STATUS_NOT_FOUND  There is no such region.
+#[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvpages_cache_get_region(
     cache: *const kvpages_cache,
@@ -373,6 +379,7 @@ pub unsafe extern "C" fn kvpages_cache_get_region(
 /// @param[out] out_count         How many there are, also when they do not fit.
 ///                               Not NULL.
 /// @retval KVPAGES_STATUS_BUFFER_TOO_SMALL  They do not fit.
+#[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvpages_cache_copy_bound_layers(
     cache: *const kvpages_cache,

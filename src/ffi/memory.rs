@@ -69,6 +69,7 @@ extensible!(kvpages_memory_callbacks, reserved0: u32);
 ///
 /// @param[out] out  Owned by the caller: kvpages_memory_destroy(). NULL on
 ///                  failure.
+#[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvpages_memory_create_host(
     out: *mut *mut kvpages_memory,
@@ -86,6 +87,7 @@ pub unsafe extern "C" fn kvpages_memory_create_host(
 /// @param callbacks  Copied. Not NULL.
 /// @param[out] out   Owned by the caller: kvpages_memory_destroy(). NULL on
 ///                   failure.
+#[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvpages_memory_create_external(
     callbacks: *const kvpages_memory_callbacks,
@@ -123,6 +125,7 @@ pub unsafe extern "C" fn kvpages_memory_create_external(
 /// @param bytes     Its bytes.
 /// @param[out] out  Owned by the caller: kvpages_memory_destroy(). NULL on
 ///                  failure.
+#[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvpages_memory_create_adopted(
     data: *mut c_void,

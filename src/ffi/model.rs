@@ -52,6 +52,7 @@ extensible!(kvpages_layer, reserved0: u32);
 /// Creates a model without layers.
 ///
 /// @param[out] out  Owned by the caller: kvpages_model_destroy(). NULL on failure.
+#[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvpages_model_create(out: *mut *mut kvpages_model) -> kvpages_status {
     guard(|| {
@@ -75,6 +76,7 @@ pub unsafe extern "C" fn kvpages_model_destroy(model: *mut kvpages_model) {
 ///
 /// @param model  Changed. Not NULL.
 /// @param layer  Copied. Not NULL.
+#[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvpages_model_add_layer(
     model: *mut kvpages_model,
@@ -100,6 +102,7 @@ pub unsafe extern "C" fn kvpages_model_num_layers(model: *const kvpages_model) -
 /// @param name      Borrowed. Not NULL.
 /// @param[out] out_index  Its number. Not NULL.
 /// @retval KVPAGES_STATUS_NOT_FOUND  There is no layer of that name.
+#[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvpages_model_find_layer(
     model: *const kvpages_model,

@@ -329,6 +329,7 @@ extensible!(kvpages_hybrid_block, state_block_size: u64);
 /// @retval KVPAGES_STATUS_DOES_NOT_FIT     Too little memory for one request.
 /// @retval KVPAGES_STATUS_CONTRACT_BROKEN  A backend could not read its layers.
 /// @note Cost: linear in the layers of distinct models.
+#[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvpages_plan_create(
     config: *const kvpages_plan_config,
@@ -388,6 +389,7 @@ pub unsafe extern "C" fn kvpages_plan_create(
 /// @param parts     Borrowed. Not NULL.
 /// @param[out] out  Owned by the caller: kvpages_plan_destroy(). NULL on failure.
 /// @retval KVPAGES_STATUS_CONTRACT_BROKEN  A backend could not read its layers.
+#[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvpages_plan_create_from_parts(
     model: *const kvpages_model,
@@ -446,6 +448,7 @@ pub unsafe extern "C" fn kvpages_plan_max_model_len(plan: *const kvpages_plan) -
 /// @param worker    Less than kvpages_plan_num_workers().
 /// @param[out] out  Filled. Not NULL; struct_size set.
 /// @retval KVPAGES_STATUS_NOT_FOUND  There is no such worker.
+#[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvpages_plan_get_worker(
     plan: *const kvpages_plan,
@@ -482,6 +485,7 @@ pub unsafe extern "C" fn kvpages_plan_get_worker(
 /// @param group     Less than the worker's num_groups.
 /// @param[out] out  Filled. Not NULL; struct_size set.
 /// @retval KVPAGES_STATUS_NOT_FOUND  There is no such worker or group.
+#[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvpages_plan_get_group(
     plan: *const kvpages_plan,
@@ -511,6 +515,7 @@ pub unsafe extern "C" fn kvpages_plan_get_group(
 /// @param[out] out_layer_name  Of a set the layer that has this spec, else NULL. A
 ///                  string of the plan's. May be NULL.
 /// @retval KVPAGES_STATUS_NOT_FOUND  There is no such worker, group or spec.
+#[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvpages_plan_get_group_spec(
     plan: *const kvpages_plan,
@@ -571,6 +576,7 @@ pub unsafe extern "C" fn kvpages_plan_group_layer_name(
 /// @param tensor    Less than the worker's num_tensors.
 /// @param[out] out  Filled. Not NULL; struct_size set.
 /// @retval KVPAGES_STATUS_NOT_FOUND  There is no such worker or tensor.
+#[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvpages_plan_get_tensor(
     plan: *const kvpages_plan,
@@ -633,6 +639,7 @@ pub unsafe extern "C" fn kvpages_plan_tensor_layer_name(
 /// @param[out] out_scheduler_block_size  Tokens that a scheduler rounds to. Not
 ///                NULL.
 /// @param[out] out_hash_block_size  Tokens of one hash. Not NULL.
+#[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvpages_plan_resolve_block_sizes(
     plan: *const kvpages_plan,
@@ -673,6 +680,7 @@ pub unsafe extern "C" fn kvpages_plan_resolve_block_sizes(
 /// @param[out] out_length  Bytes of the text, the NUL not counted, also when it
 ///                     does not fit. Not NULL.
 /// @retval KVPAGES_STATUS_BUFFER_TOO_SMALL  capacity is not more than the length.
+#[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvpages_plan_copy_explanation(
     plan: *const kvpages_plan,
@@ -716,6 +724,7 @@ pub unsafe extern "C" fn kvpages_plan_copy_explanation(
 /// @param num_values   At least 1.
 /// @param lower_bound  The smallest number allowed; 0 for 1.
 /// @param[out] out     The number. Not NULL.
+#[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvpages_layer_tuple_count(
     values: *const u64,
@@ -743,6 +752,7 @@ pub unsafe extern "C" fn kvpages_layer_tuple_count(
 ///
 /// @param config    Borrowed. Not NULL.
 /// @param[out] out  Filled. Not NULL; struct_size set.
+#[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvpages_hybrid_block_size(
     config: *const kvpages_hybrid_config,

@@ -283,6 +283,7 @@ extensible!(kvpages_spec_set_info, reserved0: u32);
 ///
 /// @param spec  Borrowed. Not NULL.
 /// @param[out] out  Filled. Not NULL; struct_size set.
+#[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvpages_spec_describe(
     spec: *const kvpages_spec,
@@ -319,6 +320,7 @@ pub unsafe extern "C" fn kvpages_spec_describe(
 /// @param spec    Borrowed. Not NULL.
 /// @param limits  Borrowed. Not NULL.
 /// @param[out] out  Filled. Not NULL; struct_size set.
+#[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvpages_spec_demand(
     spec: *const kvpages_spec,
@@ -354,6 +356,7 @@ pub unsafe extern "C" fn kvpages_spec_demand(
 ///                   struct_size set.
 /// @retval KVPAGES_STATUS_INVALID_ARGUMENT  They are not one spec; the kind says
 ///                   why, and the message names the field.
+#[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvpages_spec_merge(
     specs: *const *const kvpages_spec,
@@ -386,6 +389,7 @@ pub unsafe extern "C" fn kvpages_spec_merge(
 /// @param[out] out   Filled. Not NULL; struct_size set.
 /// @retval KVPAGES_STATUS_UNSUPPORTED  An encoder-only layer is among them; it
 ///                   takes no cache.
+#[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvpages_spec_uniformity(
     specs: *const *const kvpages_spec,
@@ -419,6 +423,7 @@ pub unsafe extern "C" fn kvpages_spec_uniformity(
 /// @param specs      Borrowed. num_specs pointers, none NULL.
 /// @param num_specs  At least 1.
 /// @param[out] out   Filled. Not NULL; struct_size set.
+#[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvpages_spec_set_describe(
     specs: *const *const kvpages_spec,
@@ -453,6 +458,7 @@ pub unsafe extern "C" fn kvpages_spec_set_describe(
 /// @param capacity   Numbers that fit.
 /// @param[out] out_count  How many there are, also when they do not fit.
 /// @retval KVPAGES_STATUS_BUFFER_TOO_SMALL  They do not fit.
+#[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvpages_spec_set_copy_page_sizes(
     specs: *const *const kvpages_spec,
@@ -484,6 +490,7 @@ pub unsafe extern "C" fn kvpages_spec_set_copy_page_sizes(
 /// @param limits     Borrowed. Not NULL.
 /// @param[out] out   Filled; bytes are those of all layers. Not NULL; struct_size
 ///                   set.
+#[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvpages_spec_set_demand(
     specs: *const *const kvpages_spec,
@@ -523,6 +530,7 @@ pub unsafe extern "C" fn kvpages_spec_set_demand(
 ///
 /// @param cache_dtype  Borrowed. Not NULL.
 /// @param[out] out     One of KVPAGES_QUANT_MODE_*. Not NULL.
+#[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvpages_quant_mode_from_cache_dtype(
     cache_dtype: *const c_char,
@@ -549,6 +557,7 @@ pub unsafe extern "C" fn kvpages_quant_mode_from_cache_dtype(
 ///                        divide it.
 /// @param[out] out_heads     Heads on one rank. Not NULL.
 /// @param[out] out_replicas  Ranks that store the same head. Not NULL.
+#[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvpages_kv_heads_per_rank(
     total_kv_heads: u64,

@@ -19,7 +19,6 @@ use crate::view::{AuditError, ViewError};
 /// the functions list only what else a caller can act on.
 #[repr(i32)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[must_use]
 pub enum kvpages_status {
     /// The call did all that it was asked to.
     Ok = 0,
@@ -464,36 +463,28 @@ impl From<PlanError> for Failure {
 mod tests {
     use super::*;
 
+    /// A string that the library returned just now.
+    fn text(pointer: *const c_char) -> &'static CStr {
+        // SAFETY: never NULL, and valid until the next call on this thread.
+        unsafe { CStr::from_ptr(pointer) }
+    }
+
     #[test]
     fn every_status_has_a_name_and_a_number_of_its_own() {
         for (i, status) in kvpages_status::ALL.into_iter().enumerate() {
             let others = &kvpages_status::ALL[..i];
             assert!(others.iter().all(|other| *other as i32 != status as i32));
             assert!(others.iter().all(|other| other.name() != status.name()));
-            // SAFETY: a static string.
-            let name = unsafe { CStr::from_ptr(kvpages_status_name(status as i32)) };
-            assert_eq!(name, status.name());
+            assert_eq!(text(kvpages_status_name(status as i32)), status.name());
         }
-        // SAFETY: a static string.
-        assert_eq!(
-            unsafe { CStr::from_ptr(kvpages_status_name(-12345)) },
-            c"UNKNOWN"
-        );
+        assert_eq!(text(kvpages_status_name(-12345)), c"UNKNOWN");
     }
 
     #[test]
     fn a_message_is_whole_even_with_a_nul_in_it() {
-        let failure = Failure::invalid("test", "a\0b".to_owned())
-            .at(3)
-            .of("layer", "x");
-        let _ = remember(failure);
-        // SAFETY: this thread's string, valid until its next call.
-        let message = unsafe { CStr::from_ptr(kvpages_last_error_message()) };
-        assert_eq!(message, c"layer x: entry 3: a b");
-        // SAFETY: as above.
-        assert_eq!(
-            unsafe { CStr::from_ptr(kvpages_last_error_kind()) },
-            c"test"
-        );
+        let failure = Failure::invalid("test", "a\0b".to_owned());
+        remember(failure.at(3).of("layer", "x"));
+        assert_eq!(text(kvpages_last_error_message()), c"layer x: entry 3: a b");
+        assert_eq!(text(kvpages_last_error_kind()), c"test");
     }
 }

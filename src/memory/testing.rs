@@ -4,7 +4,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::{Allocation, Memory, MemoryError, Release};
+use super::{Adopted, Allocation, Memory, MemoryError, Release};
 
 /// Wraps another memory, counts its allocations and refuses one of them.
 pub struct Faulty<M> {
@@ -70,4 +70,12 @@ impl Release for Counted {
         assert_eq!(data, self.inner.data());
         self.counts.out.fetch_sub(1, Ordering::Relaxed);
     }
+}
+
+/// A buffer of the test's own, adopted. It lives as long as the test program.
+pub fn adopted_buffer(bytes: usize) -> Adopted {
+    let buffer: &'static mut [u8] = Vec::leak(vec![0xff; bytes]);
+    let start = NonNull::from(&mut *buffer).cast();
+    // SAFETY: the buffer is leaked, and nothing else has it.
+    unsafe { Adopted::new(start, bytes) }
 }

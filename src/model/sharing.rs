@@ -41,34 +41,54 @@ pub enum SharingError {
 impl Model {
     /// For each layer the number of the layer that owns its pages, itself when it has its own.
     pub fn owners(&self) -> Result<Vec<usize>, SharingError> {
-        (0..self.layers.len())
-            .map(|layer| self.owner(layer))
-            .collect()
+        let mut owners: Vec<Option<usize>> = vec![None; self.layers.len()];
+        let mut chain = Vec::new();
+        for layer in 0..self.layers.len() {
+            let owner = self.follow(layer, &owners, &mut chain)?;
+            for passed in chain.drain(..) {
+                owners[passed] = Some(owner);
+            }
+        }
+        let owners: Vec<usize> = owners.into_iter().flatten().collect();
+        for (layer, &owner) in owners.iter().enumerate() {
+            self.check_geometry(layer, owner)?;
+        }
+        Ok(owners)
     }
 
-    fn owner(&self, layer: usize) -> Result<usize, SharingError> {
-        let mut owner = layer;
-        // A chain longer than the model has come back to a layer it passed.
-        for _ in 0..=self.layers.len() {
-            let Storage::Shared { target, .. } = &self.layers[owner].storage else {
-                self.check_geometry(layer, owner)?;
+    /// Follows a chain to a layer with pages of its own, or to one whose owner is known. `chain`
+    /// gets the layers on the way.
+    fn follow(
+        &self,
+        layer: usize,
+        owners: &[Option<usize>],
+        chain: &mut Vec<usize>,
+    ) -> Result<usize, SharingError> {
+        let mut next = layer;
+        loop {
+            if let Some(owner) = owners[next] {
                 return Ok(owner);
+            }
+            chain.push(next);
+            let Storage::Shared { target, .. } = &self.layers[next].storage else {
+                return Ok(next);
             };
-            owner = self
+            let name = || self.layers[next].name.to_string();
+            let found = self
                 .find(target)
                 .ok_or_else(|| SharingError::TargetMissing {
-                    layer: self.layers[owner].name.to_string(),
+                    layer: name(),
                     target: target.to_string(),
                 })?;
+            // A chain longer than the model has come back to a layer it passed.
+            if chain.len() > self.layers.len() {
+                return Err(SharingError::Cycle {
+                    layer: name(),
+                    target: target.to_string(),
+                });
+            }
+            next = found;
         }
-        let target = match &self.layers[layer].storage {
-            Storage::Shared { target, .. } => target.to_string(),
-            Storage::Own(_) => String::new(),
-        };
-        Err(SharingError::Cycle {
-            layer: self.layers[layer].name.to_string(),
-            target,
-        })
     }
 
     fn check_geometry(&self, layer: usize, owner: usize) -> Result<(), SharingError> {
@@ -127,4 +147,51 @@ fn geometry_difference(own: &Spec, other: &Spec) -> Option<(&'static str, String
     ]
     .into_iter()
     .find(|(_, a, b)| a != b)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn model(shares: &[(&str, &str)]) -> Model {
+        let mut model = Model::new();
+        for (name, target) in shares {
+            model.share(name, target, None, None, 0).unwrap();
+        }
+        model
+    }
+
+    #[test]
+    fn circles_and_missing_targets_are_named() {
+        // K02
+        let missing = model(&[("a", "z")]).owners();
+        assert!(matches!(
+            missing,
+            Err(SharingError::TargetMissing { layer, target }) if layer == "a" && target == "z"
+        ));
+        for shares in [
+            &[("a", "b"), ("b", "a")][..],
+            &[("a", "a")],
+            &[("c", "a"), ("a", "a")],
+        ] {
+            assert!(matches!(
+                model(shares).owners(),
+                Err(SharingError::Cycle { .. })
+            ));
+        }
+    }
+
+    #[test]
+    fn a_long_chain_is_followed_once() {
+        let names: Vec<String> = (0..20_000).map(|i| format!("l.{i}")).collect();
+        let shares: Vec<(&str, &str)> = names
+            .windows(2)
+            .map(|pair| (pair[0].as_str(), pair[1].as_str()))
+            .collect();
+        // The last name is not a layer: the whole chain is walked before that is known.
+        assert!(matches!(
+            model(&shares).owners(),
+            Err(SharingError::TargetMissing { layer, .. }) if layer == "l.19998"
+        ));
+    }
 }

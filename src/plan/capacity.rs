@@ -62,12 +62,14 @@ impl<'a> Demand<'a> {
     /// The longest sequence, up to that of `limits`, that needs at most `blocks`; 0 when none
     /// does. A longer sequence never needs fewer blocks.
     pub fn longest(&self, limits: &Limits, blocks: Option<u64>) -> Result<u64, PlanError> {
-        let fits = |max_model_len: u64| -> Result<bool, PlanError> {
-            let needed = self.blocks(&Limits {
-                max_model_len,
-                ..*limits
-            })?;
-            Ok(blocks.is_some_and(|blocks| needed <= blocks))
+        let fits = |max_model_len: u64| match self.blocks(&Limits {
+            max_model_len,
+            ..*limits
+        }) {
+            Ok(needed) => Ok(blocks.is_some_and(|blocks| needed <= blocks)),
+            // More than any memory holds.
+            Err(PlanError::Overflow { .. }) => Ok(false),
+            Err(error) => Err(error),
         };
         let (mut fitting, mut too_long) = (0, limits.max_model_len.saturating_add(1));
         while too_long - fitting > 1 {

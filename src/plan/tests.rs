@@ -265,34 +265,44 @@ fn workers_must_agree_on_their_layers() {
 // B15: the slots of a packed block, in the reference's layout.
 #[test]
 fn packed_blocks_have_a_slot_for_each_page_size() {
-    let latent = |kind, window: Option<u64>, head_size| {
-        attention(AttentionFields {
-            sliding_window: window,
-            ..fields(kind, 16, head_size)
-        })
+    let first = repeated(&full_page(32768), 3).chain(repeated(&full_page(8192), 3));
+    let second = repeated(&sliding(64, 16, 1024), 5);
+    let mut number = 0;
+    let mut group = |specs: Vec<Spec>| {
+        let layers = number..number + specs.len();
+        number = layers.end;
+        Group {
+            layers: layers.collect(),
+            sharing_layers: Vec::new(),
+            spec: GroupSpec::Set(SpecSet::new(specs.into_iter().map(Arc::new).collect()).unwrap()),
+            kernel_block_size: None,
+            is_draft: false,
+        }
     };
-    let full = |head_size| latent(AttentionKind::Mla, None, head_size);
-    let windowed = |head_size| latent(AttentionKind::SlidingWindowMla, Some(64), head_size);
-    let layers = repeated(&full(2048), 3)
-        .chain(repeated(&full(512), 3))
-        .chain(repeated(&windowed(2048), 5));
-    let plan = plan_one(&model(layers), 8_388_608, &config(64)).unwrap();
-    let worker = &plan.workers[0];
-    // The reference splits the five windowed layers to suit the three tuples.
-    let counts: Vec<usize> = worker
-        .groups
+    let groups = [group(first.collect()), group(second.collect())];
+    let pools = Pools::of(&groups, false).unwrap();
+    assert_eq!(pools.bytes_per_block, 188_416);
+    assert_eq!(8_388_608 / pools.bytes_per_block, 44);
+    let tensors = pools.tensors(44).unwrap();
+    let slots: Vec<_> = tensors
         .iter()
-        .map(|group| group.layers.len())
+        .map(|t| (t.offset, t.layers.as_slice()))
         .collect();
-    assert_eq!(counts, [6, 5]);
-    assert_eq!(
-        (worker.tensors[0].block_stride, worker.num_blocks),
-        (188_416, 44)
-    );
-    let offsets: Vec<u64> = worker.tensors.iter().map(|tensor| tensor.offset).collect();
-    assert_eq!(
-        offsets,
-        [0, 32768, 65536, 98304, 131_072, 163_840, 172_032, 180_224]
+    let expected: [(u64, &[usize]); 8] = [
+        (0, &[0, 6]),
+        (32768, &[1, 7]),
+        (65536, &[2, 8]),
+        (98304, &[9]),
+        (131_072, &[10]),
+        (163_840, &[3]),
+        (172_032, &[4]),
+        (180_224, &[5]),
+    ];
+    assert_eq!(slots, expected);
+    assert!(
+        tensors
+            .iter()
+            .all(|t| (t.size, t.block_stride) == (44 * 188_416, 188_416))
     );
 }
 

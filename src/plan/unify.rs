@@ -82,8 +82,8 @@ fn scaled(attention: &Attention, part: u64, target: u64) -> Option<Attention> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::*;
     use super::*;
+    use crate::plan::testing::*;
 
     /// (page of A, is A strided, page of B) to A's block size and page.
     #[test]

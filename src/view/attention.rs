@@ -333,3 +333,231 @@ impl AxisStrides {
         Ok(self.get(innermost))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::{Contract, KernelBlockSize, Preset};
+    use crate::dtype::Dtype;
+    use crate::spec::{AttentionFields, AttentionKind, QuantMode};
+    use proptest::prelude::*;
+    use std::collections::HashSet;
+
+    fn spec(block_size: u64, heads: u64, head_size: u64, padded: Option<u64>) -> Attention {
+        Attention::new(AttentionFields {
+            kind: AttentionKind::Full,
+            block_size,
+            num_kv_heads: heads,
+            head_size,
+            head_size_v: head_size,
+            dtype: Dtype::F16,
+            quant_mode: QuantMode::None,
+            page_size_padded: padded,
+            indexes_kv_by_block_stride: true,
+            sliding_window: None,
+            attention_chunk_size: None,
+            non_causal: false,
+            tq_slot_size: 0,
+            sink_len: 0,
+            rswa_window: 0,
+            cache_dtype: None,
+            alignment: None,
+            compress_ratio: 1,
+            model_version: None,
+        })
+        .unwrap()
+    }
+
+    fn backend(text: &str, order: Option<&str>) -> Backend {
+        Backend::new(Contract {
+            layout: Some(Layout::parse(text, order).unwrap()),
+            kernel_block_sizes: vec![KernelBlockSize::MultipleOf(1)],
+            ..Preset::FlashAttentionNhd.contract().unwrap()
+        })
+        .unwrap()
+    }
+
+    fn pages(num_blocks: u64, page_bytes: u64, page_by_page: bool) -> Pages {
+        Pages {
+            num_blocks,
+            page_bytes,
+            step_bytes: page_bytes,
+            offset_bytes: 0,
+            allocation_bytes: num_blocks * page_bytes,
+            page_by_page,
+        }
+    }
+
+    const KV_FIRST: &str = "kv | block | token | head | content";
+
+    #[test]
+    fn keys_and_values_lie_apart_only_where_nobody_else_does() {
+        let (spec, kv_first) = (spec(16, 2, 64, None), backend(KV_FIRST, None));
+        for num_blocks in [1, 2, 3, 4] {
+            let alone = attention_view(&spec, &kv_first, 16, &pages(num_blocks, 8192, false));
+            let alone = alone.unwrap();
+            assert_eq!(alone.shape(), [2, num_blocks as i64, 16, 2, 64]);
+            assert_eq!(
+                alone.strides(),
+                [2048 * num_blocks as i64, 2048, 128, 64, 1]
+            );
+            assert_eq!((alone.runs.runs, alone.runs.span_bytes), (2, 4096));
+            // V01 and V02: two blocks are not special.
+            let beside = attention_view(&spec, &kv_first, 16, &pages(num_blocks, 8192, true));
+            assert_eq!(beside.unwrap().strides(), [2048, 4096, 128, 64, 1]);
+        }
+    }
+
+    #[test]
+    fn padding_is_spread_over_the_kernel_blocks_of_a_page() {
+        // V05
+        let layout = backend("block | kv | token | head | content", None);
+        let even = spec(32, 1, 8, Some(1280));
+        let view = attention_view(&even, &layout, 16, &pages(3, 1280, false)).unwrap();
+        assert_eq!(view.shape(), [6, 2, 16, 1, 8]);
+        assert_eq!(view.strides(), [320, 128, 8, 8, 1]);
+        let odd = spec(32, 1, 8, Some(1282));
+        assert!(matches!(
+            attention_view(&odd, &layout, 16, &pages(3, 1282, false)),
+            Err(ViewError::PaddedSplitNotEven { .. })
+        ));
+    }
+
+    #[test]
+    fn a_packed_page_steps_by_the_slab() {
+        // V04 and V12
+        let (spec, kv_first) = (spec(4, 2, 3, None), backend(KV_FIRST, None));
+        let packed = Pages {
+            num_blocks: 2,
+            page_bytes: 96,
+            step_bytes: 256,
+            offset_bytes: 32,
+            allocation_bytes: 512,
+            page_by_page: true,
+        };
+        let view = attention_view(&spec, &kv_first, 4, &packed).unwrap();
+        assert_eq!(
+            (view.strides(), view.offset_bytes),
+            (&[24, 128, 6, 3, 1][..], 32)
+        );
+        assert!(matches!(
+            attention_view(&spec, &kv_first, 2, &packed),
+            Err(ViewError::PackedSplit { ratio: 2, .. })
+        ));
+        for (offset_bytes, step_bytes) in [(33, 256), (32, 257)] {
+            let odd = Pages {
+                offset_bytes,
+                step_bytes,
+                allocation_bytes: 600,
+                ..packed
+            };
+            assert!(matches!(
+                attention_view(&spec, &kv_first, 4, &odd),
+                Err(ViewError::Misaligned { .. })
+            ));
+        }
+    }
+
+    #[test]
+    fn fused_axes_need_even_steps() {
+        let slots = backend("block*token | head | kv*content", None);
+        let dense = spec(16, 2, 8, None);
+        let page = dense.page().padded;
+        let view = attention_view(&dense, &slots, 16, &pages(3, page, true)).unwrap();
+        assert_eq!(
+            (view.shape(), view.strides()),
+            (&[48, 2, 16][..], &[32, 16, 1][..])
+        );
+        let padded = spec(16, 2, 8, Some(page + 64));
+        assert!(matches!(
+            attention_view(&padded, &slots, 16, &pages(3, page + 64, true)),
+            Err(ViewError::FusedAxesApart {
+                outer: "block",
+                inner: "token",
+                ..
+            })
+        ));
+    }
+
+    /// A layout of all five axes in some order, cut into dimensions at some places.
+    fn layouts() -> impl Strategy<Value = (String, String)> {
+        let axes = Just(vec!["block", "kv", "head", "token", "content"]).prop_shuffle();
+        (axes, proptest::collection::vec(any::<bool>(), 4))
+            .prop_map(|(axes, cuts)| {
+                let mut dims = vec![axes[0].to_owned()];
+                for (axis, cut) in axes[1..].iter().zip(cuts) {
+                    match dims.last_mut() {
+                        Some(last) if !cut => *last = format!("{last}*{axis}"),
+                        _ => dims.push((*axis).to_owned()),
+                    }
+                }
+                dims
+            })
+            .prop_flat_map(|dims| (Just(dims.join("|")), Just(dims).prop_shuffle()))
+            .prop_map(|(text, order)| (text, order.join("|")))
+    }
+
+    proptest! {
+        #[test]
+        fn every_element_lies_in_its_own_block(
+            (text, order) in layouts(),
+            kernel in 1u64..4, ratio in 1u64..4, heads in 1u64..4, head_size in 1u64..4,
+            num_blocks in 1u64..4, padding in 0u64..20, slab in 0u64..3, page_by_page: bool,
+        ) {
+            let content = 2 * kernel * ratio * heads * head_size * 2;
+            let page = content + 2 * padding;
+            let spec = spec(kernel * ratio, heads, head_size, Some(page));
+            let backend = backend(&text, Some(&order));
+            let packed = slab > 0;
+            let step = page + 2 * slab;
+            let pages = Pages {
+                num_blocks,
+                page_bytes: page,
+                step_bytes: step,
+                offset_bytes: 2 * slab,
+                allocation_bytes: step * num_blocks + 2 * slab,
+                page_by_page: page_by_page || packed,
+            };
+            let Ok(view) = attention_view(&spec, &backend, kernel, &pages) else {
+                return Ok(());
+            };
+            let elements: i64 = view.shape().iter().product();
+            prop_assert_eq!(elements as u64 * 2, content * num_blocks);
+            let runs = view.runs;
+            let mut seen = HashSet::new();
+            let dims: Vec<&str> = text.split('|').collect();
+            for flat in 0..elements {
+                let (mut rest, mut offset, mut kernel_block) = (flat, 0, 0);
+                for (dim, (&size, &stride)) in
+                    view.shape().iter().zip(view.strides()).enumerate().rev()
+                {
+                    let index = rest % size;
+                    rest /= size;
+                    offset += index * stride;
+                    if dim == view.block_dim {
+                        // The block's part of an index into fused axes.
+                        let inner = dims[dim].split('*').skip_while(|a| *a != "block").skip(1);
+                        let inner: u64 = inner.map(|axis| match axis {
+                            "kv" => 2,
+                            "head" => heads,
+                            "token" => kernel,
+                            _ => head_size,
+                        }).product();
+                        let blocks = num_blocks * ratio;
+                        kernel_block = index as u64 / inner % blocks;
+                    }
+                }
+                let byte = view.offset_bytes + offset as u64 * 2;
+                prop_assert!(seen.insert(byte));
+                prop_assert!(byte + 2 <= pages.allocation_bytes);
+                let block = kernel_block / ratio;
+                let start = runs.offset_bytes + block * runs.step_bytes;
+                let inside = (0..runs.runs).any(|run| {
+                    let start = start + run * runs.run_step_bytes;
+                    (start..start + runs.span_bytes).contains(&byte)
+                });
+                prop_assert!(inside, "{text} / {order}: byte {byte} of block {block}, {runs:?}");
+            }
+        }
+    }
+}

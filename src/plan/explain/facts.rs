@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::super::capacity::Demand;
-use super::super::{Group, GroupSpec, Plan, WorkerPlan};
+use crate::plan::capacity::Demand;
+use crate::plan::{Group, GroupSpec, Plan, WorkerPlan};
 use crate::spec::{AttentionKind, Spec};
 
 /// What there is to say about a plan.

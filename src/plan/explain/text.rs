@@ -2,8 +2,8 @@
 
 use std::fmt::Write;
 
-use super::super::units::Bytes;
 use super::facts::{GroupFacts, PlanFacts, WorkerFacts};
+use crate::plan::units::Bytes;
 
 /// Names shown of a group's layers.
 const SHOWN_NAMES: usize = 3;
