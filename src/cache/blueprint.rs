@@ -8,10 +8,11 @@ use crate::backend::Backend;
 use crate::memory::MIN_ALIGNMENT;
 use crate::model::{Layer, Model, SharingError};
 use crate::num::{Overflow, product, sum};
-use crate::plan::{GroupSpec, PoolTensor, WorkerPlan};
+use crate::plan::{PoolTensor, WorkerPlan};
 use crate::spec::{Attention, Spec};
 use crate::view::{
-    Owned, OwnershipError, Pages, View, ViewError, attention_view, check_ownership, state_views,
+    BlockRuns, Owned, OwnershipError, Pages, View, ViewError, attention_view, check_ownership,
+    state_views,
 };
 
 /// Allocations and views, before any memory is taken.
@@ -179,7 +180,7 @@ impl Blueprint {
 #[derive(Clone, Copy)]
 struct Member<'a> {
     group: usize,
-    spec: &'a Arc<Spec>,
+    spec: &'a Spec,
     kernel_block_size: Option<u64>,
 }
 
@@ -201,14 +202,10 @@ impl<'a> Draft<'a> {
         let mut members = vec![None; num_layers];
         for (group, members_of) in plan.groups.iter().enumerate() {
             for (i, &layer) in members_of.layers.iter().enumerate() {
-                let spec = match &members_of.spec {
-                    GroupSpec::One(spec) => Some(spec),
-                    GroupSpec::Set(set) => set.specs().get(i),
-                };
-                if let (Some(spec), Some(slot)) = (spec, members.get_mut(layer)) {
+                if let Some(slot) = members.get_mut(layer) {
                     *slot = Some(Member {
                         group,
-                        spec,
+                        spec: members_of.spec.spec_of(i),
                         kernel_block_size: members_of.kernel_block_size,
                     });
                 }
@@ -303,7 +300,7 @@ impl<'a> Draft<'a> {
             backend: backend.name().to_owned(),
             error,
         };
-        match member.spec.as_ref() {
+        match member.spec {
             Spec::Attention(attention) => {
                 let size = kernel_block_slots(attention, member.kernel_block_size);
                 let view = attention_view(attention, backend, size, pages).map_err(failed)?;
@@ -321,7 +318,7 @@ impl<'a> Draft<'a> {
         &mut self,
         allocation: usize,
         tensor: &PoolTensor,
-        runs: Option<crate::view::BlockRuns>,
+        runs: Option<BlockRuns>,
     ) -> Result<(), BlueprintError> {
         let Some(runs) = runs else { return Ok(()) };
         for run in 0..runs.runs {

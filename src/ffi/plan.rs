@@ -18,7 +18,7 @@ use crate::plan::{
     self, Group, GroupSpec, HybridModel, PartGroup, PartTensor, Parts, Plan, PlanConfig, PlanError,
     Policy, PoolTensor, Worker, WorkerPlan, plan_from_parts,
 };
-use crate::spec::{Limits, Spec};
+use crate::spec::Limits;
 
 /// How all workers share out their memory: groups of layers, allocations, a number
 /// of blocks. Immutable: all calls on it may run concurrently.
@@ -530,7 +530,7 @@ pub unsafe extern "C" fn kvpages_plan_get_group_spec(
         handle::read(plan, |plan| {
             let (out, out_name) = (extensible::out(out)?, out_layer_name.as_mut());
             let found = plan.group(worker, group)?;
-            let specs = specs_of(found);
+            let specs = found.spec.specs();
             let spec = specs.get(index).ok_or_else(|| {
                 let count = specs.len();
                 Failure::not_found(format!("spec {index} of {count} of group {group}"))
@@ -873,37 +873,19 @@ fn blueprints(workers: &[WorkerPlan]) -> Result<Vec<Arc<Blueprint>>, Failure> {
     Ok(all)
 }
 
-fn specs_of(group: &Group) -> &[Arc<Spec>] {
-    match &group.spec {
-        GroupSpec::One(spec) => std::slice::from_ref(spec),
-        GroupSpec::Set(set) => set.specs(),
-    }
-}
-
 fn describe_group(group: &Group, limits: &Limits) -> Result<kvpages_group_info, Failure> {
-    let (page, rows, blocks) = match &group.spec {
-        GroupSpec::One(spec) => (
-            spec.page().padded,
-            spec.row_blocks(limits, limits.max_model_len)?,
-            spec.blocks_per_request(limits)?,
-        ),
-        GroupSpec::Set(set) => (
-            set.page_bytes()?,
-            set.row_blocks(limits, limits.max_model_len)?,
-            set.blocks_per_request(limits)?,
-        ),
-    };
-    let specs = specs_of(group);
+    // Layers of a group need the same number of blocks, so any of them speaks for all.
+    let first = group.spec.first();
     Ok(kvpages_group_info {
         struct_size: 0,
         num_layers: group.layers.len() as u64,
         num_sharing_layers: group.sharing_layers.len() as u64,
-        block_size: specs.first().map_or(0, |spec| spec.block_size()),
+        block_size: group.spec.block_size(),
         kernel_block_size: group.kernel_block_size.unwrap_or(0),
-        page_size_bytes: page,
-        row_blocks: rows,
-        blocks_per_request: blocks,
-        num_specs: specs.len() as u64,
+        page_size_bytes: group.spec.page_bytes()?,
+        row_blocks: first.row_blocks(limits, limits.max_model_len)?,
+        blocks_per_request: first.blocks_per_request(limits)?,
+        num_specs: group.spec.specs().len() as u64,
         is_set: u32::from(matches!(group.spec, GroupSpec::Set(_))),
         is_draft: u32::from(group.is_draft),
     })

@@ -1,5 +1,7 @@
 //! How many blocks a request needs, and how many requests and tokens fit.
 
+use std::sync::Arc;
+
 use super::error::PlanError;
 use super::group::WholeGroup;
 use super::merge_workers::WholeModel;
@@ -125,6 +127,14 @@ impl GroupSpec {
         match self {
             GroupSpec::One(spec) => spec,
             GroupSpec::Set(set) => &set.specs()[0],
+        }
+    }
+
+    /// The specs: one, or one for each layer.
+    pub fn specs(&self) -> &[Arc<Spec>] {
+        match self {
+            GroupSpec::One(spec) => std::slice::from_ref(spec),
+            GroupSpec::Set(set) => set.specs(),
         }
     }
 
