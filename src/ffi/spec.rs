@@ -517,7 +517,7 @@ pub unsafe extern "C" fn kvpages_spec_set_demand(
             struct_size: 0,
             blocks_per_request: blocks,
             bytes_per_request: num::product("the bytes of a request", [blocks, set.page_bytes()?])?,
-            row_blocks: set.row_blocks(&limits, limits.max_model_len)?,
+            row_blocks: set.row_blocks(limits.max_model_len),
             admission_blocks: admission?.into_iter().flatten().max().unwrap_or(0),
         });
         Ok(())

@@ -7,7 +7,7 @@ use super::group::WholeGroup;
 use super::merge_workers::WholeModel;
 use super::{Group, GroupSpec, WorkerPlan, latent_tuples};
 use crate::num::{Overflow, sum};
-use crate::spec::{Limits, Spec};
+use crate::spec::{DemandError, Limits, Spec};
 
 /// What a request needs of each group: a spec that speaks for all its layers, and the name of
 /// one, for messages. Layers of one group need the same number of blocks.
@@ -141,6 +141,14 @@ impl GroupSpec {
     /// Tokens of one block.
     pub fn block_size(&self) -> u64 {
         self.first().block_size()
+    }
+
+    /// Entries of a block-table row for a sequence of `tokens`.
+    pub fn row_blocks(&self, limits: &Limits, tokens: u64) -> Result<u64, DemandError> {
+        match self {
+            GroupSpec::One(spec) => spec.row_blocks(limits, tokens),
+            GroupSpec::Set(set) => Ok(set.row_blocks(tokens)),
+        }
     }
 
     /// Bytes of a block in the layer at `place` of the group's layers.

@@ -108,9 +108,10 @@ impl SpecSet {
         blocks.try_fold(0, |most, blocks| Ok(most.max(blocks?)))
     }
 
-    /// Entries of a block-table row for a sequence of `tokens`.
-    pub fn row_blocks(&self, limits: &Limits, tokens: u64) -> Result<u64, DemandError> {
-        self.specs[0].row_blocks(limits, tokens)
+    /// Entries of a block-table row for a sequence of `tokens`. As the reference has it, a set does
+    /// not share its tokens over context-parallel ranks, so its rows are wider than they must be.
+    pub fn row_blocks(&self, tokens: u64) -> u64 {
+        tokens.div_ceil(self.block_size())
     }
 
     /// The same set without some of its layers.
