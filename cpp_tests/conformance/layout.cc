@@ -53,7 +53,8 @@ void add_factor(Dim& dim, const Json& factor) {
     } else if (factor == 2) {
         set_once(dim.kv, factor);
     } else if (factor.is_number() || (factor.is_object() && factor.contains("add"))) {
-        // A width in numbers: packed slots, scales beside the data, a value of another width.
+        // A width in numbers: packed slots, scales beside the data, a value of another width. The
+        // library works it out from the spec, and the view's shape tells whether it agrees.
         set_once(dim.content, factor);
     } else {
         throw Inexpressible("shape: no axis is " + factor.dump());

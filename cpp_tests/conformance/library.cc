@@ -11,4 +11,11 @@ void check(kvpages_status status) {
     throw LibraryError(kind.empty() ? name : kind, name + ": " + kvpages_last_error_message());
 }
 
+std::string text(const char* name) {
+    if (name == nullptr) {
+        throw Contradiction("the library has no name for a layer that it counts");
+    }
+    return name;
+}
+
 }  // namespace conformance

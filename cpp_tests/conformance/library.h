@@ -31,6 +31,9 @@ private:
 // Throws LibraryError unless the call succeeded.
 void check(kvpages_status status);
 
+// A name that the library must know.
+std::string text(const char* name);
+
 // A struct for the library to read or fill, every field but its size zero.
 template <typename T>
 T sized() {

@@ -55,21 +55,20 @@ ModelHandle build_model(const Json& layers, const std::vector<Spec>& specs) {
 
 Json group_spec(const kvpages_plan* plan, std::size_t worker, std::size_t group) {
     auto spec = sized<kvpages_spec>();
-    check(kvpages_plan_get_group_spec(plan, worker, group, &spec));
+    check(kvpages_plan_get_group_spec(plan, worker, group, 0, &spec, nullptr));
     return spec_object(spec);
 }
 
 Json set_spec(const kvpages_plan* plan, std::size_t worker, std::size_t group,
-              std::uint64_t block_size) {
+              const kvpages_group_info& info) {
     Json layers = Json::array();
-    const std::size_t count = kvpages_plan_num_group_specs(plan, worker, group);
-    for (std::size_t i = 0; i < count; ++i) {
+    for (std::size_t i = 0; i < info.num_specs; ++i) {
         auto spec = sized<kvpages_spec>();
         const char* name = nullptr;
-        check(kvpages_plan_get_set_spec(plan, worker, group, i, &spec, &name));
-        layers.push_back({name, spec_object(spec)});
+        check(kvpages_plan_get_group_spec(plan, worker, group, i, &spec, &name));
+        layers.push_back({text(name), spec_object(spec)});
     }
-    return {{"type", "uniform_type"}, {"block_size", block_size}, {"layers", layers}};
+    return {{"type", "uniform_type"}, {"block_size", info.block_size}, {"layers", layers}};
 }
 
 kvpages_group_info group_info(const kvpages_plan* plan, std::size_t worker, std::size_t group) {
@@ -82,10 +81,10 @@ Json group_object(const kvpages_plan* plan, std::size_t worker, std::size_t grou
     const kvpages_group_info info = group_info(plan, worker, group);
     Json names = Json::array();
     for (std::size_t i = 0; i < info.num_layers; ++i) {
-        names.push_back(kvpages_plan_group_layer_name(plan, worker, group, i));
+        names.push_back(text(kvpages_plan_group_layer_name(plan, worker, group, i)));
     }
     return {{"layer_names", names},
-            {"spec", info.is_set != 0 ? set_spec(plan, worker, group, info.block_size)
+            {"spec", info.is_set != 0 ? set_spec(plan, worker, group, info)
                                       : group_spec(plan, worker, group)},
             {"is_eagle_group", info.is_draft != 0}};
 }
@@ -95,7 +94,7 @@ Json tensor_object(const kvpages_plan* plan, std::size_t worker, std::size_t ten
     check(kvpages_plan_get_tensor(plan, worker, tensor, &info));
     Json names = Json::array();
     for (std::size_t i = 0; i < info.num_layers; ++i) {
-        names.push_back(kvpages_plan_tensor_layer_name(plan, worker, tensor, i));
+        names.push_back(text(kvpages_plan_tensor_layer_name(plan, worker, tensor, i)));
     }
     return {{"size", info.size_bytes},
             {"shared_by", names},

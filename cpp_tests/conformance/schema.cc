@@ -10,8 +10,11 @@ namespace {
 constexpr const char* kError =
     R"({"error": "string", "message": "string", "python_type": "string|null"})";
 
-// vllm_class, layout, indexes_kv_by_block_stride and supported_kernel_block_sizes tell which
-// backend the case was recorded with; the shape, its order and what it requires decide.
+// Some fields only tell where a case comes from, and nothing is made of them:
+// - Of a backend vllm_class, layout, indexes_kv_by_block_stride and supported_kernel_block_sizes;
+//   the shape, its order and what it requires decide.
+// - The spec of a cache group whose layers have one in an attention group, which is the one that
+//   counts.
 const std::map<std::string, Json>& named_patterns() {
     static const std::map<std::string, Json> patterns = {
         {"cache_config", Json::parse(R"({

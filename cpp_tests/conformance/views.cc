@@ -149,8 +149,14 @@ Cache create_cache(const kvpages_plan* plan) {
 struct View {
     kvpages_tensor tensor;
     kvpages_view_report report;
-    kvpages_region region;  // the allocation it lies in
+    kvpages_allocation allocation;
 };
+
+kvpages_allocation get_allocation(const kvpages_cache* cache, std::size_t index) {
+    kvpages_allocation allocation{};
+    check(kvpages_cache_get_allocation(cache, index, &allocation));
+    return allocation;
+}
 
 std::uint64_t address(const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer); }
 
@@ -160,7 +166,7 @@ View get_view(const kvpages_cache* cache, std::size_t layer, std::size_t state) 
     view.report = sized<kvpages_view_report>();
     check(kvpages_cache_get_view(cache, layer, state, &view.tensor));
     check(kvpages_cache_get_report(cache, layer, state, &view.report));
-    check(kvpages_cache_get_region(cache, view.report.allocation, &view.region));
+    view.allocation = get_allocation(cache, view.report.allocation);
 
     std::uint64_t elements = 1;
     for (std::uint32_t dim = 0; dim < view.tensor.ndim; ++dim) {
@@ -171,18 +177,21 @@ View get_view(const kvpages_cache* cache, std::size_t layer, std::size_t state) 
     const std::uint64_t end = reach == 0 ? 0 : offset + reach;
     const auto agree = [&](const char* what, std::uint64_t reported, std::uint64_t found) {
         if (reported != found) {
-            throw Contradiction(std::string("layer ") + kvpages_cache_layer_name(cache, layer) +
+            throw Contradiction("layer " + text(kvpages_cache_layer_name(cache, layer)) +
                                 ", state " + std::to_string(state) + ": reports " + what + " " +
                                 std::to_string(reported) + ", but its tensor has " +
                                 std::to_string(found));
         }
     };
-    agree("data at", address(view.region.data) + offset, address(view.tensor.data));
+    agree("data at", address(view.allocation.data) + offset, address(view.tensor.data));
     agree("logical_bytes", view.report.logical_bytes,
           elements * kvpages_dtype_bytes(view.tensor.dtype));
     agree("end_bytes", view.report.end_bytes, end);
-    agree("bytes outside its allocation",
-          end > view.region.size_bytes ? end - view.region.size_bytes : 0, 0);
+    if (end > view.allocation.size_bytes) {
+        throw Contradiction("layer " + text(kvpages_cache_layer_name(cache, layer)) + ", state " +
+                            std::to_string(state) + ": reaches byte " + std::to_string(end) +
+                            " of an allocation of " + std::to_string(view.allocation.size_bytes));
+    }
     return view;
 }
 
@@ -201,8 +210,7 @@ Json view_object(const View& view) {
 
 // Attention or state, by the spec of whoever owns the memory.
 const char* layer_kind(const Layers& layers, const kvpages_cache* cache, std::uint64_t owner) {
-    const char* name = kvpages_cache_layer_name(cache, owner);
-    const Layer* layer = name == nullptr ? nullptr : layers.find(name);
+    const Layer* layer = layers.find(text(kvpages_cache_layer_name(cache, owner)));
     if (layer == nullptr || layer->spec == nullptr) {
         throw Contradiction("a view is owned by a layer that does not exist");
     }
@@ -220,7 +228,7 @@ Json layer_objects(const Layers& layers, const kvpages_cache* cache) {
             views.push_back(view_object(view));
         }
         objects.push_back(
-            {{"name", kvpages_cache_layer_name(cache, i)}, {"kind", kind}, {"views", views}});
+            {{"name", text(kvpages_cache_layer_name(cache, i))}, {"kind", kind}, {"views", views}});
     }
     return objects;
 }
@@ -236,10 +244,9 @@ Json fill_and_hash(const kvpages_cache* cache, const Json& fills) {
         fill(view.tensor, view.report.block_dim, entry.at("blocks"), entry.at("start"));
     }
     Json digests = Json::array();
-    for (std::size_t i = 0; i < kvpages_cache_num_regions(cache); ++i) {
-        kvpages_region region{};
-        check(kvpages_cache_get_region(cache, i, &region));
-        digests.push_back(sha256(region.data, region.size_bytes));
+    for (std::size_t i = 0; i < kvpages_cache_num_allocations(cache); ++i) {
+        const kvpages_allocation allocation = get_allocation(cache, i);
+        digests.push_back(sha256(allocation.data, allocation.size_bytes));
     }
     return digests;
 }
@@ -251,10 +258,8 @@ Json run_views(const Json& input) {
     const Cache cache = create_cache(plan.get());
 
     Json allocations = Json::array();
-    for (std::size_t i = 0; i < kvpages_cache_num_regions(cache.handle.get()); ++i) {
-        kvpages_region region{};
-        check(kvpages_cache_get_region(cache.handle.get(), i, &region));
-        allocations.push_back({{"size", region.size_bytes}});
+    for (std::size_t i = 0; i < kvpages_cache_num_allocations(cache.handle.get()); ++i) {
+        allocations.push_back({{"size", get_allocation(cache.handle.get(), i).size_bytes}});
     }
     Json outcome = {{"allocations", allocations},
                     {"layers", layer_objects(layers, cache.handle.get())}};

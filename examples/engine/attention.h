@@ -1,0 +1,128 @@
+// Attention in plain C++, over rows of keys and values that may lie anywhere.
+#pragma once
+
+#include "models.h"
+
+#include <kvpages/kvpages.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <vector>
+
+namespace engine {
+
+inline float from_bf16(std::uint16_t value) {
+    const std::uint32_t bits = static_cast<std::uint32_t>(value) << 16;
+    float out;
+    std::memcpy(&out, &bits, sizeof out);
+    return out;
+}
+
+/// Rounds to the nearest, of two equally near ones to the even. Not for NaN.
+inline std::uint16_t to_bf16(float value) {
+    std::uint32_t bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    return static_cast<std::uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+
+/// Finds the elements of keys and values in a view.
+class KvView {
+public:
+    KvView(const kvpages::Tensor& view, const Layer& layer)
+        : elements_(static_cast<std::uint16_t*>(view.data)) {
+        const auto& strides = view.strides;
+        switch (layer.kv_layout) {
+            case KvLayout::kv_first:
+                value_ = strides[0];
+                block_ = strides[1];
+                token_ = strides[2];
+                head_ = strides[3];
+                content_ = strides[4];
+                break;
+            case KvLayout::packed:
+                block_ = strides[0];
+                head_ = strides[1];
+                token_ = strides[2];
+                content_ = strides[3];
+                value_ = content_ * static_cast<std::int64_t>(layer.head_size);
+                break;
+        }
+    }
+
+    std::uint16_t& key(std::uint64_t block, std::uint64_t token, std::uint64_t head,
+                       std::uint64_t i) const {
+        return elements_[offset(block, token, head, i)];
+    }
+
+    std::uint16_t& value(std::uint64_t block, std::uint64_t token, std::uint64_t head,
+                         std::uint64_t i) const {
+        return elements_[value_ + offset(block, token, head, i)];
+    }
+
+private:
+    std::int64_t offset(std::uint64_t block, std::uint64_t token, std::uint64_t head,
+                        std::uint64_t i) const {
+        return static_cast<std::int64_t>(block) * block_ +
+               static_cast<std::int64_t>(token) * token_ +
+               static_cast<std::int64_t>(head) * head_ + static_cast<std::int64_t>(i) * content_;
+    }
+
+    std::uint16_t* elements_;
+    std::int64_t block_ = 0, token_ = 0, head_ = 0, content_ = 0;
+    std::int64_t value_ = 0;  ///< from a key to its value
+};
+
+/// Reads one key or one value of a token and head into `row`.
+using LoadRow = std::function<void(std::uint64_t token, std::uint64_t head, float* row)>;
+
+inline float dot(const float* a, const float* b, std::uint64_t size) {
+    float sum = 0;
+    for (std::uint64_t i = 0; i < size; ++i) sum += a[i] * b[i];
+    return sum;
+}
+
+/// Turns scores into weights that add up to 1.
+inline void softmax(std::vector<float>& scores) {
+    const float largest = *std::max_element(scores.begin(), scores.end());
+    float sum = 0;
+    for (float& score : scores) sum += score = std::exp(score - largest);
+    for (float& score : scores) score /= sum;
+}
+
+/// One token's attention to tokens `first` to `last`. Heads of `query` and of the result lie one
+/// after another. Rows are loaded before anything is computed, so the order of the arithmetic does
+/// not depend on where they lie, and equal rows give equal bits.
+inline std::vector<float> attend(const Layer& layer, const std::vector<float>& query,
+                                 std::uint64_t first, std::uint64_t last, const LoadRow& load_key,
+                                 const LoadRow& load_value) {
+    const std::uint64_t size = layer.head_size;
+    const std::uint64_t queries_per_head = layer.num_query_heads / layer.num_kv_heads;
+    const float scale = 1 / std::sqrt(static_cast<float>(size));
+    std::vector<float> out(query.size()), row(size);
+    for (std::uint64_t head = 0; head < layer.num_kv_heads; ++head) {
+        const std::uint64_t first_query = head * queries_per_head;
+        std::vector<std::vector<float>> weights(queries_per_head);
+        for (std::uint64_t token = first; token <= last; ++token) {
+            load_key(token, head, row.data());
+            for (std::uint64_t q = 0; q < queries_per_head; ++q) {
+                const float* one = &query[(first_query + q) * size];
+                weights[q].push_back(scale * dot(one, row.data(), size));
+            }
+        }
+        for (std::vector<float>& scores : weights) softmax(scores);
+        for (std::uint64_t token = first; token <= last; ++token) {
+            load_value(token, head, row.data());
+            for (std::uint64_t q = 0; q < queries_per_head; ++q) {
+                const float weight = weights[q][token - first];
+                float* one = &out[(first_query + q) * size];
+                for (std::uint64_t i = 0; i < size; ++i) one[i] += weight * row[i];
+            }
+        }
+    }
+    return out;
+}
+
+}  // namespace engine

@@ -1,0 +1,155 @@
+// Three published models as an engine would describe them: the numbers are those of their
+// config.json files.
+#pragma once
+
+#include <kvpages/kvpages.hpp>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace engine {
+
+/// How the kernels of a backend read keys and values. The engine chose the backend, so it knows;
+/// it never guesses from a shape.
+enum class KvLayout {
+    kv_first,  ///< kv | block | token | head | content
+    packed,    ///< block | head | token | kv*content
+};
+
+/// What the engine itself remembers of a layer. A state layer has no heads.
+struct Layer {
+    std::string name;
+    std::string kind;
+    std::uint64_t num_query_heads = 0;
+    std::uint64_t num_kv_heads = 0;
+    std::uint64_t head_size = 0;
+    std::uint64_t sliding_window = 0;  ///< 0: all earlier tokens
+    KvLayout kv_layout = KvLayout::packed;
+
+    bool is_state() const { return num_query_heads == 0; }
+};
+
+struct EngineModel {
+    std::string name;
+    kvpages::Model model;
+    std::vector<Layer> layers;
+    kvpages::PlanConfig plan_config;
+};
+
+inline kvpages::AttentionSpec attention_spec(const Layer& layer, std::uint64_t block_size) {
+    kvpages::AttentionSpec spec;
+    if (layer.sliding_window != 0) spec.kind = kvpages::AttentionKind::sliding_window;
+    spec.dtype = kvpages::Dtype::bf16;
+    spec.block_size = block_size;
+    spec.num_kv_heads = layer.num_kv_heads;
+    spec.head_size = layer.head_size;
+    spec.sliding_window = layer.sliding_window;
+    return spec;
+}
+
+inline void add_attention(EngineModel& to, Layer layer, int index, std::uint64_t block_size,
+                          const kvpages::Backend& backend) {
+    layer.name = "model.layers." + std::to_string(index) + ".self_attn";
+    to.model.add(layer.name, attention_spec(layer, block_size), backend,
+                 static_cast<std::uint32_t>(layer.num_query_heads));
+    to.layers.push_back(layer);
+}
+
+inline void add_state(EngineModel& to, int index, const kvpages::StateSpec& spec,
+                      const kvpages::Backend& backend) {
+    Layer layer;
+    layer.name = "model.layers." + std::to_string(index) + ".linear_attn";
+    layer.kind = "state";
+    to.model.add(layer.name, spec, backend);
+    to.layers.push_back(layer);
+}
+
+/// A budget that any laptop has. Host memory is taken from the system only where it is touched.
+inline kvpages::PlanConfig laptop(std::uint64_t max_model_len) {
+    kvpages::PlanConfig config;
+    config.memory_bytes = std::int64_t{512} << 20;
+    config.max_model_len = max_model_len;
+    config.auto_fit = true;           // lower max_model_len to what fits
+    config.max_tokens_in_flight = 256;
+    config.reserved_blocks = 1;       // the null block is not for requests
+    return config;
+}
+
+/// Llama 3.1 8B: 32 layers that are all alike, read by kernels of the engine's own.
+inline EngineModel llama_3_1_8b() {
+    kvpages::BackendConfig own_kernels;
+    own_kernels.name = "EXAMPLE_ENGINE";
+    own_kernels.layout = "kv | block | token | head | content";
+    own_kernels.kernel_block_multiples = {16};
+    own_kernels.alignment_bytes = 16;
+    const kvpages::Backend backend(own_kernels);
+
+    const Layer full{"", "full", 32, 8, 128, 0, KvLayout::kv_first};
+    EngineModel llama{"Llama 3.1 8B", {}, {}, laptop(131072)};
+    for (int i = 0; i < 32; ++i) add_attention(llama, full, i, 16, backend);
+    return llama;
+}
+
+/// Gemma 4 26B-A4B: five sliding layers to each full one, which has fewer and wider heads. The full
+/// layers project keys and values with one matrix, but both are stored: only keys are rotated.
+inline EngineModel gemma_4_26b() {
+    const kvpages::Backend triton = kvpages::Backend::preset(kvpages::Preset::triton_nhd);
+
+    const Layer sliding{"", "sliding", 16, 8, 256, 1024, KvLayout::packed};
+    const Layer full{"", "full", 16, 2, 512, 0, KvLayout::packed};
+    EngineModel gemma{"Gemma 4 26B-A4B", {}, {}, laptop(262144)};
+    for (int i = 0; i < 30; ++i) add_attention(gemma, i % 6 == 5 ? full : sliding, i, 16, triton);
+    return gemma;
+}
+
+/// A state of a gated delta net: the last inputs of its convolution, and the recurrent matrix.
+inline kvpages::StateSpec gated_delta_net_state() {
+    const std::uint64_t key_heads = 16, value_heads = 32, key_size = 128, value_size = 128;
+    const std::uint64_t conv_kernel = 4;
+    const std::uint64_t conv_width = 2 * key_heads * key_size + value_heads * value_size;
+    kvpages::StateSpec spec;
+    spec.kind = kvpages::StateKind::gated_delta_net;
+    spec.add(kvpages::Dtype::bf16, {conv_kernel - 1, conv_width});
+    spec.add(kvpages::Dtype::f32, {value_heads, key_size, value_size});
+    return spec;
+}
+
+/// The block size with which an attention page is just large enough for a state.
+inline kvpages_hybrid_block hybrid_block(const kvpages::AttentionSpec& attention,
+                                         const kvpages::StateSpec& state,
+                                         std::uint64_t smallest_kernel_block) {
+    kvpages_hybrid_config config = KVPAGES_HYBRID_CONFIG_INIT;
+    config.block_size = attention.block_size;
+    config.smallest_kernel_block = smallest_kernel_block;
+    config.attention_bytes_per_token =
+        kvpages::describe(attention).page_size_bytes / attention.block_size;
+    config.state_page_bytes = kvpages::describe(state).page_size_bytes;
+    kvpages_hybrid_block block = KVPAGES_HYBRID_BLOCK_INIT;
+    kvpages::check(kvpages_hybrid_block_size(&config, &block));
+    return block;
+}
+
+/// Qwen3.5 35B-A3B: three gated delta nets to each full attention layer.
+inline EngineModel qwen_3_5_35b() {
+    const kvpages::Backend attention = kvpages::Backend::preset(kvpages::Preset::flash_infer_hnd);
+    const kvpages::Backend delta_net = kvpages::Backend::preset(kvpages::Preset::gated_delta_net);
+
+    const Layer full{"", "full", 16, 2, 256, 0, KvLayout::packed};
+    EngineModel qwen{"Qwen3.5 35B-A3B", {}, {}, laptop(262144)};
+    kvpages::StateSpec state = gated_delta_net_state();
+    const kvpages_hybrid_block block = hybrid_block(attention_spec(full, 16), state, 16);
+    // A state that is kept for one request only is one block long, however long the request.
+    state.block_size = qwen.plan_config.max_model_len;
+    state.page_size_padded_bytes = block.page_size_bytes;
+    for (int i = 0; i < 40; ++i) {
+        if (i % 4 == 3) {
+            add_attention(qwen, full, i, block.block_size, attention);
+        } else {
+            add_state(qwen, i, state, delta_net);
+        }
+    }
+    return qwen;
+}
+
+}  // namespace engine
