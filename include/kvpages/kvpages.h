@@ -557,7 +557,7 @@ enum kvpages_policy
 #endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
  {
     /**
-     * The best rules this library has.
+     * The best rules this library has: so far those of the reference.
      */
     KVPAGES_POLICY_DEFAULT = 0,
     /**
@@ -1707,6 +1707,118 @@ typedef struct kvpages_view_report {
     0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 
 /**
+ * What a layer of a cache is.
+ */
+typedef struct kvpages_layer_info {
+    /**
+     * sizeof(kvpages_layer_info) as the caller compiled it.
+     */
+    size_t struct_size;
+    /**
+     * The group whose block table it follows.
+     */
+    uint64_t group;
+    /**
+     * Number of the allocation that holds its pages.
+     */
+    uint64_t allocation;
+    /**
+     * The layer of this cache whose pages it reads: another one when it shares.
+     */
+    uint64_t owner_layer;
+    /**
+     * Views: 1 of an attention layer, one for each state of a state layer.
+     */
+    uint64_t num_views;
+    /**
+     * Tokens of one block, as it was planned.
+     */
+    uint64_t block_size;
+    /**
+     * Tokens of one kernel block of the group: what its block table counts.
+     */
+    uint64_t kernel_block_size;
+    /**
+     * Slots that one block stores.
+     */
+    uint64_t storage_block_size;
+    /**
+     * Bytes of one block in this layer, padding included.
+     */
+    uint64_t page_size_bytes;
+    /**
+     * One of KVPAGES_SPEC_KIND_*.
+     */
+    uint32_t spec_kind;
+    /**
+     * Query heads on one rank.
+     */
+    uint32_t num_query_heads;
+} kvpages_layer_info;
+
+/** kvpages_layer_info with struct_size set and all else zero. */
+#define KVPAGES_LAYER_INFO_INIT {sizeof(kvpages_layer_info), 0, 0, 0, 0, 0, \
+    0, 0, 0, 0, 0}
+
+/**
+ * How the axes of an attention layer's view lie, whatever dimensions its backend
+ * fuses them to. Key element e of a token in slot s of kernel block b and of head
+ * h is element b * kernel_block_stride + s * token_stride + h * head_stride + e *
+ * content_stride of the view; its value lies value_offset elements behind.
+ */
+typedef struct kvpages_view_axes {
+    /**
+     * sizeof(kvpages_view_axes) as the caller compiled it.
+     */
+    size_t struct_size;
+    /**
+     * Elements from kernel block to kernel block.
+     */
+    uint64_t kernel_block_stride;
+    /**
+     * Elements from slot to slot.
+     */
+    uint64_t token_stride;
+    /**
+     * Elements from head to head; 0 when the layout has no heads.
+     */
+    uint64_t head_stride;
+    /**
+     * Elements from one element of a key or value to the next.
+     */
+    uint64_t content_stride;
+    /**
+     * Elements from a key to its value; 0 when there is no value of its own.
+     */
+    uint64_t value_offset;
+    /**
+     * Stored elements of a key, or of what is stored instead of keys and values.
+     */
+    uint64_t key_elements;
+    /**
+     * Stored elements of a value; 0 when there is none of its own.
+     */
+    uint64_t value_elements;
+    /**
+     * Elements that the scale behind each key and value takes; 0 when there is
+     * none, or when it lies at the end of the page.
+     */
+    uint64_t scale_elements;
+    /**
+     * Slots of one kernel block.
+     */
+    uint64_t kernel_block_slots;
+    /**
+     * Heads.
+     */
+    uint64_t num_heads;
+} kvpages_view_axes;
+
+/** kvpages_view_axes with struct_size set and all else zero. */
+#define KVPAGES_VIEW_AXES_INIT {sizeof(kvpages_view_axes), 0, 0, 0, 0, 0, 0, \
+    0, 0, 0, 0}
+
+/**
  * One allocation. Frozen.
  */
 typedef struct kvpages_allocation {
@@ -1721,8 +1833,10 @@ typedef struct kvpages_allocation {
 } kvpages_allocation;
 
 /**
- * One piece of memory in which blocks lie at a constant distance; together they
- * are all that a transfer engine must register. Frozen.
+ * One piece of memory in which blocks lie at a constant distance: block b is the
+ * block_step_bytes bytes at data + b * block_step_bytes. Together the regions
+ * hold every byte of every block, so they are what a transfer engine registers,
+ * and what is cleared to clear a block. Frozen.
  */
 typedef struct kvpages_region {
     /**
@@ -2507,6 +2621,36 @@ kvpages_status kvpages_cache_get_report(const struct kvpages_cache *cache,
                                         size_t layer,
                                         size_t view,
                                         struct kvpages_view_report *out);
+
+/**
+ * What a layer is.
+ *
+ * @param cache     Borrowed. Not NULL.
+ * @param layer     Less than kvpages_cache_num_layers().
+ * @param[out] out  Filled. Not NULL; struct_size set.
+ * @retval KVPAGES_STATUS_NOT_FOUND  There is no such layer.
+ */
+KVPAGES_API
+KVPAGES_MUST_USE
+kvpages_status kvpages_cache_get_layer(const struct kvpages_cache *cache,
+                                       size_t layer,
+                                       struct kvpages_layer_info *out);
+
+/**
+ * How the axes of an attention layer's view lie.
+ *
+ * @param cache     Borrowed. Not NULL.
+ * @param layer     Less than kvpages_cache_num_layers().
+ * @param[out] out  Filled. Not NULL; struct_size set.
+ * @retval KVPAGES_STATUS_NOT_FOUND    There is no such layer.
+ * @retval KVPAGES_STATUS_UNSUPPORTED  It is a state layer; a state's dimensions
+ *                                     are those it was described with.
+ */
+KVPAGES_API
+KVPAGES_MUST_USE
+kvpages_status kvpages_cache_get_axes(const struct kvpages_cache *cache,
+                                      size_t layer,
+                                      struct kvpages_view_axes *out);
 
 /**
  * Number of allocations.

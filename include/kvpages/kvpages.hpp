@@ -323,6 +323,47 @@ inline RankHeads kv_heads_per_rank(std::uint64_t total_kv_heads, std::uint64_t n
     return out;
 }
 
+/// How much one request can need of a layer.
+template <typename Spec>
+kvpages_demand demand(const Spec& spec, const kvpages_limits& limits) {
+    const kvpages_spec c_spec = spec.c_spec();
+    kvpages_demand out = KVPAGES_DEMAND_INIT;
+    check(kvpages_spec_demand(&c_spec, &limits, &out));
+    return out;
+}
+
+/// The smallest block size whose attention page holds a state page.
+inline kvpages_hybrid_block hybrid_block_size(const kvpages_hybrid_config& config) {
+    kvpages_hybrid_block out = KVPAGES_HYBRID_BLOCK_INIT;
+    check(kvpages_hybrid_block_size(&config, &out));
+    return out;
+}
+
+/// Bytes of one element.
+inline std::uint64_t bytes(Dtype dtype) noexcept {
+    return kvpages_dtype_bytes(static_cast<std::uint32_t>(dtype));
+}
+
+/// Name of an element type, such as "bfloat16".
+inline const char* name(Dtype dtype) noexcept {
+    return kvpages_dtype_name(static_cast<std::uint32_t>(dtype));
+}
+
+/// Proves a view of the engine's own.
+inline kvpages_view_report audit(const kvpages_view& view) {
+    kvpages_view_report out = KVPAGES_VIEW_REPORT_INIT;
+    check(kvpages_view_audit(&view, &out));
+    return out;
+}
+
+/// The index of a layer by the numbers in its name.
+inline std::uint64_t layer_index(const std::string& layer_name,
+                                 std::uint64_t num_attention_modules = 1) {
+    std::uint64_t index = 0;
+    check(kvpages_layer_index(layer_name.c_str(), num_attention_modules, &index));
+    return index;
+}
+
 /// What a backend is: kvpages_backend_config with C++ types.
 struct BackendConfig {
     std::string name;
@@ -393,6 +434,17 @@ private:
     detail::Owned<kvpages_backend, kvpages_backend_destroy> handle_;
 };
 
+/// The kernel block size that several backends agree on for a block of `block_size` tokens.
+inline std::uint64_t select_kernel_block_size(std::uint64_t block_size,
+                                              const std::vector<const Backend*>& backends) {
+    std::vector<const kvpages_backend*> raw;
+    raw.reserve(backends.size());
+    for (const Backend* backend : backends) raw.push_back(backend ? backend->get() : nullptr);
+    std::uint64_t size = 0;
+    check(kvpages_select_kernel_block_size(block_size, raw.data(), raw.size(), &size));
+    return size;
+}
+
 /// A model: its layers, in order.
 class Model {
 public:
@@ -420,6 +472,13 @@ public:
                const Backend* backend = nullptr, std::uint32_t num_query_heads = 0) {
         add_layer(name, static_cast<const AttentionSpec*>(nullptr), backend, target,
                   num_query_heads);
+    }
+
+    /// As above, and `spec` is checked against what `target` stores.
+    template <typename Spec>
+    void share(const std::string& name, const std::string& target, const Spec& spec,
+               const Backend& backend, std::uint32_t num_query_heads = 0) {
+        add_layer(name, &spec, &backend, target, num_query_heads);
     }
 
     std::size_t num_layers() const noexcept { return kvpages_model_num_layers(get()); }
@@ -507,6 +566,12 @@ struct PlanParts {
     std::vector<std::uint64_t> kernel_block_sizes;  ///< by group; empty: chosen from the backends
 };
 
+/// Tokens that a scheduler rounds to, and tokens of one hash of a prefix.
+struct BlockSizes {
+    std::uint64_t scheduler = 0;
+    std::uint64_t hash = 0;
+};
+
 /// How all workers share out their memory.
 class Plan {
 public:
@@ -532,6 +597,12 @@ public:
         if (status == KVPAGES_STATUS_DOES_NOT_FIT) return std::nullopt;
         check(status);
         return Plan(raw);
+    }
+
+    /// As try_make() above, for one worker with config.memory_bytes.
+    [[nodiscard]] static std::optional<Plan> try_make(const Model& model, const PlanConfig& config,
+                                                      kvpages_shortfall& shortfall) {
+        return try_make({Worker{&model, config.memory_bytes}}, config, shortfall);
     }
 
     /// Takes a plan that the engine made itself.
@@ -581,6 +652,15 @@ public:
         return info;
     }
 
+    /// A spec of a group as it was planned; its pointers are the plan's. `index` is less than the
+    /// group's num_specs.
+    kvpages_spec group_spec(std::size_t group, std::size_t index = 0,
+                            std::size_t worker = 0) const {
+        kvpages_spec spec = KVPAGES_SPEC_INIT;
+        check(kvpages_plan_get_group_spec(get(), worker, group, index, &spec, nullptr));
+        return spec;
+    }
+
     /// Names of the layers of a group that this worker has: those with pages of their own, then
     /// those that share.
     std::vector<std::string> group_layers(std::size_t group, std::size_t worker = 0) const {
@@ -596,6 +676,13 @@ public:
         kvpages_tensor_info info = KVPAGES_TENSOR_INFO_INIT;
         check(kvpages_plan_get_tensor(get(), worker, tensor, &info));
         return info;
+    }
+
+    /// The steps in which a scheduler counts tokens and a prefix cache hashes them.
+    BlockSizes block_sizes(const kvpages_block_size_config& config) const {
+        BlockSizes out;
+        check(kvpages_plan_resolve_block_sizes(get(), &config, &out.scheduler, &out.hash));
+        return out;
     }
 
     /// Why the plan is as it is, for people.
@@ -673,6 +760,13 @@ struct Tensor {
     Span<const std::int64_t> shape;
     Span<const std::int64_t> strides;  ///< in elements
 
+    /// Elements of the view.
+    std::int64_t num_elements() const noexcept {
+        std::int64_t count = 1;
+        for (const std::int64_t size : shape) count *= size;
+        return count;
+    }
+
     /// The element at an index, one number for each dimension. Host memory only; `T` has the bytes
     /// of one element. The index is not checked.
     template <typename T, typename... Index>
@@ -733,6 +827,28 @@ public:
         return view(find(name), state);
     }
 
+    /// What a layer is: its group, its sizes, whose pages it reads.
+    kvpages_layer_info layer(std::size_t layer) const {
+        kvpages_layer_info out = KVPAGES_LAYER_INFO_INIT;
+        check(kvpages_cache_get_layer(get(), layer, &out));
+        return out;
+    }
+
+    /// How the axes of an attention layer's view lie.
+    kvpages_view_axes axes(std::size_t layer) const {
+        kvpages_view_axes out = KVPAGES_VIEW_AXES_INIT;
+        check(kvpages_cache_get_axes(get(), layer, &out));
+        return out;
+    }
+
+    std::size_t num_allocations() const noexcept { return kvpages_cache_num_allocations(get()); }
+
+    kvpages_allocation allocation(std::size_t allocation) const {
+        kvpages_allocation out{};
+        check(kvpages_cache_get_allocation(get(), allocation, &out));
+        return out;
+    }
+
     /// What is proven of a view.
     kvpages_view_report report(std::size_t layer, std::size_t state = 0) const {
         kvpages_view_report out = KVPAGES_VIEW_REPORT_INIT;
@@ -740,7 +856,8 @@ public:
         return out;
     }
 
-    /// The pieces of memory in which blocks lie at a constant distance.
+    /// The pieces of memory in which blocks lie at a constant distance. They do not change: ask
+    /// once.
     std::vector<kvpages_region> regions() const {
         std::vector<kvpages_region> all(kvpages_cache_num_regions(get()));
         for (std::size_t i = 0; i < all.size(); ++i) {

@@ -2,7 +2,8 @@
 //!
 //! Each is what the kernels of that name read in vLLM 0.26 (`get_kv_cache_shape`,
 //! `get_kv_cache_stride_order`, `get_supported_kernel_block_sizes`, `indexes_kv_by_block_stride` of
-//! the class in `vllm/v1/attention/backends` or `vllm/models`).
+//! the class in `vllm/v1/attention/backends` or `vllm/models`). Graph support is that of its metadata
+//! builder; where it depends on the device or the kernel's version, it is the least of them.
 
 use super::{
     Backend, BackendError, Contract, GraphSupport, IndexWidth, KernelBlockSize, Layout,
@@ -10,6 +11,7 @@ use super::{
 };
 use crate::spec::QuantMode;
 
+use GraphSupport::{Always, Never, UniformBatch, UniformSingleTokenDecode};
 use KernelBlockSize::{Exact, MultipleOf};
 
 macro_rules! presets {
@@ -49,6 +51,7 @@ struct Terms {
     needs_equal_kv_widths: bool,
     num_kv_heads: Option<u64>,
     follows_block_stride: bool,
+    graph_support: GraphSupport,
 }
 
 const PACKED: &str = "block | head | token | kv*content";
@@ -57,7 +60,11 @@ const NVFP4_PACKED: &str = "block | kv*head | token | content";
 const NVFP4_PACKED_NHD: &str = "block | token | kv*head | content";
 const LATENT: &str = "block | token | content";
 
-const fn packed(order: Option<&'static str>, sizes: &'static [KernelBlockSize]) -> Terms {
+const fn packed(
+    order: Option<&'static str>,
+    sizes: &'static [KernelBlockSize],
+    graph_support: GraphSupport,
+) -> Terms {
     Terms {
         layout: Some((PACKED, order)),
         nvfp4_layout: None,
@@ -65,6 +72,7 @@ const fn packed(order: Option<&'static str>, sizes: &'static [KernelBlockSize]) 
         needs_equal_kv_widths: true,
         num_kv_heads: None,
         follows_block_stride: true,
+        graph_support,
     }
 }
 
@@ -76,10 +84,11 @@ const fn latent(sizes: &'static [KernelBlockSize], follows_block_stride: bool) -
         needs_equal_kv_widths: false,
         num_kv_heads: None,
         follows_block_stride,
+        graph_support: UniformBatch,
     }
 }
 
-const fn state() -> Terms {
+const fn state(graph_support: GraphSupport) -> Terms {
     Terms {
         layout: None,
         nvfp4_layout: None,
@@ -87,86 +96,90 @@ const fn state() -> Terms {
         needs_equal_kv_widths: false,
         num_kv_heads: None,
         follows_block_stride: true,
+        graph_support,
     }
 }
 
 presets! {
     /// FlashAttention, tokens outside heads.
-    FlashAttentionNhd = 1, "FLASH_ATTN": packed(Some(PACKED_NHD), &[MultipleOf(16)]);
+    FlashAttentionNhd = 1, "FLASH_ATTN": packed(Some(PACKED_NHD), &[MultipleOf(16)], UniformBatch);
     /// FlashAttention, heads outside tokens.
-    FlashAttentionHnd = 2, "FLASH_ATTN": packed(None, &[MultipleOf(16)]);
+    FlashAttentionHnd = 2, "FLASH_ATTN": packed(None, &[MultipleOf(16)], UniformBatch);
     /// Triton unified attention, tokens outside heads.
-    TritonNhd = 3, "TRITON_ATTN": packed(Some(PACKED_NHD), &[MultipleOf(16)]);
+    TritonNhd = 3, "TRITON_ATTN": packed(Some(PACKED_NHD), &[MultipleOf(16)], Always);
     /// Triton unified attention, heads outside tokens.
-    TritonHnd = 4, "TRITON_ATTN": packed(None, &[MultipleOf(16)]);
+    TritonHnd = 4, "TRITON_ATTN": packed(None, &[MultipleOf(16)], Always);
     /// FlashInfer, tokens outside heads.
     FlashInferNhd = 5, "FLASHINFER": Terms {
         nvfp4_layout: Some((NVFP4_PACKED, Some(NVFP4_PACKED_NHD))),
-        ..packed(Some(PACKED_NHD), &[Exact(16), Exact(32), Exact(64)])
+        ..packed(Some(PACKED_NHD), &[Exact(16), Exact(32), Exact(64)], UniformSingleTokenDecode)
     };
     /// FlashInfer, heads outside tokens.
     FlashInferHnd = 6, "FLASHINFER": Terms {
         nvfp4_layout: Some((NVFP4_PACKED, None)),
-        ..packed(None, &[Exact(16), Exact(32), Exact(64)])
+        ..packed(None, &[Exact(16), Exact(32), Exact(64)], UniformSingleTokenDecode)
     };
     /// FlashAttention for keys and values of different widths, tokens outside heads.
     FlashAttentionDiffKvNhd = 7, "FLASH_ATTN_DIFFKV": Terms {
         needs_equal_kv_widths: false,
-        ..packed(Some(PACKED_NHD), &[MultipleOf(16)])
+        ..packed(Some(PACKED_NHD), &[MultipleOf(16)], UniformBatch)
     };
     /// FlashAttention for keys and values of different widths, heads outside tokens.
     FlashAttentionDiffKvHnd = 8, "FLASH_ATTN_DIFFKV": Terms {
         needs_equal_kv_widths: false,
-        ..packed(None, &[MultipleOf(16)])
+        ..packed(None, &[MultipleOf(16)], UniformBatch)
     };
     /// PyTorch flex attention.
-    FlexAttention = 9, "FLEX_ATTENTION": packed(Some(PACKED_NHD), &[MultipleOf(16)]);
+    FlexAttention = 9, "FLEX_ATTENTION": packed(Some(PACKED_NHD), &[MultipleOf(16)], Always);
     /// CPU attention.
     CpuAttention = 10, "CPU_ATTN": Terms {
         follows_block_stride: false,
-        ..packed(None, &[MultipleOf(16)])
+        ..packed(None, &[MultipleOf(16)], Never)
     };
     /// ROCm paged attention: all keys, then all values.
     RocmAttention = 11, "ROCM_ATTN": Terms {
         layout: Some(("kv | block | token | head | content", None)),
         follows_block_stride: false,
-        ..packed(None, &[MultipleOf(16)])
+        ..packed(None, &[MultipleOf(16)], Always)
     };
     /// AITER FlashAttention.
     RocmAiterFlashAttention = 12, "ROCM_AITER_FA": Terms {
         follows_block_stride: false,
-        ..packed(None, &[Exact(16), Exact(32)])
+        ..packed(None, &[Exact(16), Exact(32)], UniformBatch)
     };
     /// AITER unified attention.
     RocmAiterUnifiedAttention = 13, "ROCM_AITER_UNIFIED_ATTN": Terms {
         follows_block_stride: false,
-        ..packed(None, &[MultipleOf(16)])
+        ..packed(None, &[MultipleOf(16)], Always)
     };
     /// HPC attention: keys, then values, in each block.
     HpcAttention = 14, "HPC_ATTN": Terms {
         layout: Some(("block | kv | token | head | content", None)),
-        ..packed(None, &[Exact(64)])
+        ..packed(None, &[Exact(64)], UniformSingleTokenDecode)
     };
     /// TurboQuant: key and value of a token and head in one slot.
     TurboQuant = 15, "TURBOQUANT": Terms {
         follows_block_stride: false,
-        ..packed(None, &[Exact(16), Exact(32), Exact(64), Exact(128)])
+        ..packed(None, &[Exact(16), Exact(32), Exact(64), Exact(128)], UniformBatch)
     };
     /// Convolution streams kept as a sliding window of keys without values.
     SlidingConvolution = 16, "INKLING_SCONV_SWA": Terms {
         layout: Some(("block | head | token | content", None)),
         needs_equal_kv_widths: false,
-        ..packed(None, &[MultipleOf(1)])
+        ..packed(None, &[MultipleOf(1)], UniformBatch)
     };
     /// Hidden states.
     HiddenState = 17, "CACHE_ONLY_ATTENTION": Terms {
         layout: Some(("block | token | head | content", None)),
         needs_equal_kv_widths: false,
         follows_block_stride: false,
-        ..packed(None, &[MultipleOf(1)])
+        ..packed(None, &[MultipleOf(1)], Never)
     };
     /// MLA in Triton.
-    TritonMla = 18, "TRITON_MLA": latent(&[MultipleOf(16)], true);
+    TritonMla = 18, "TRITON_MLA": Terms {
+        graph_support: UniformSingleTokenDecode,
+        ..latent(&[MultipleOf(16)], true)
+    };
     /// FlashMLA.
     FlashMla = 19, "FLASHMLA": latent(&[Exact(64)], true);
     /// FlashMLA, sparse (DeepSeek V3.2).
@@ -199,18 +212,19 @@ presets! {
     /// DeepSeek V4's compressor states.
     DeepseekV4Compressor = 29, "DEEPSEEK_V4_COMPRESSOR": Terms {
         num_kv_heads: Some(1),
+        graph_support: Always,
         ..latent(&[MultipleOf(1)], false)
     };
     /// Mamba, first version.
-    Mamba1 = 30, "MAMBA1_ATTN": state();
+    Mamba1 = 30, "MAMBA1_ATTN": state(UniformBatch);
     /// Mamba, second version.
-    Mamba2 = 31, "MAMBA2_ATTN": state();
+    Mamba2 = 31, "MAMBA2_ATTN": state(UniformBatch);
     /// Short convolutions.
-    ShortConvolution = 32, "SHORT_CONV_ATTN": state();
+    ShortConvolution = 32, "SHORT_CONV_ATTN": state(UniformBatch);
     /// Linear attention.
-    LinearAttention = 33, "LINEAR_ATTN": state();
+    LinearAttention = 33, "LINEAR_ATTN": state(UniformSingleTokenDecode);
     /// Gated delta nets.
-    GatedDeltaNet = 34, "GDN_ATTN": state();
+    GatedDeltaNet = 34, "GDN_ATTN": state(UniformBatch);
 }
 
 /// Why a preset does not make a backend; it always does, and a test makes each.
@@ -241,7 +255,7 @@ impl Preset {
             follows_block_stride: terms.follows_block_stride,
             index_width: IndexWidth::Bits64,
             alignment: 1,
-            graph_support: GraphSupport::Always,
+            graph_support: terms.graph_support,
         })
     }
 

@@ -41,6 +41,10 @@ pub struct LayerViews {
     pub group: usize,
     /// The allocation that holds the pages.
     pub allocation: usize,
+    /// What is stored, as it was planned.
+    pub spec: Arc<Spec>,
+    /// Tokens of a kernel block of the group.
+    pub kernel_block_size: u64,
     views: Range<usize>,
 }
 
@@ -180,7 +184,7 @@ impl Blueprint {
 #[derive(Clone, Copy)]
 struct Member<'a> {
     group: usize,
-    spec: &'a Spec,
+    spec: &'a Arc<Spec>,
     kernel_block_size: Option<u64>,
 }
 
@@ -300,7 +304,7 @@ impl<'a> Draft<'a> {
             backend: backend.name().to_owned(),
             error,
         };
-        match member.spec {
+        match member.spec.as_ref() {
             Spec::Attention(attention) => {
                 let size = kernel_block_slots(attention, member.kernel_block_size);
                 let view = attention_view(attention, backend, size, pages).map_err(failed)?;
@@ -367,6 +371,8 @@ impl<'a> Draft<'a> {
                 owner,
                 group: member.group,
                 allocation,
+                spec: Arc::clone(member.spec),
+                kernel_block_size: member.kernel_block_size.unwrap_or(0),
                 views,
             });
         }

@@ -10,6 +10,7 @@ use super::handle::{self, Handle, opaque};
 use super::input;
 use super::memory::kvpages_memory;
 use super::plan::kvpages_plan;
+use super::spec::kind_number;
 use super::status::{Failure, kvpages_status};
 use super::types::kvpages_tensor;
 use super::view::{kvpages_view_report, report};
@@ -52,8 +53,72 @@ pub struct kvpages_cache_config {
 }
 extensible!(kvpages_cache_config, memory: *const kvpages_memory);
 
-/// One piece of memory in which blocks lie at a constant distance; together they
-/// are all that a transfer engine must register. Frozen.
+/// What a layer of a cache is.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct kvpages_layer_info {
+    /// sizeof(kvpages_layer_info) as the caller compiled it.
+    pub struct_size: usize,
+    /// The group whose block table it follows.
+    pub group: u64,
+    /// Number of the allocation that holds its pages.
+    pub allocation: u64,
+    /// The layer of this cache whose pages it reads: another one when it shares.
+    pub owner_layer: u64,
+    /// Views: 1 of an attention layer, one for each state of a state layer.
+    pub num_views: u64,
+    /// Tokens of one block, as it was planned.
+    pub block_size: u64,
+    /// Tokens of one kernel block of the group: what its block table counts.
+    pub kernel_block_size: u64,
+    /// Slots that one block stores.
+    pub storage_block_size: u64,
+    /// Bytes of one block in this layer, padding included.
+    pub page_size_bytes: u64,
+    /// One of KVPAGES_SPEC_KIND_*.
+    pub spec_kind: u32,
+    /// Query heads on one rank.
+    pub num_query_heads: u32,
+}
+extensible!(kvpages_layer_info, num_query_heads: u32);
+
+/// How the axes of an attention layer's view lie, whatever dimensions its backend
+/// fuses them to. Key element e of a token in slot s of kernel block b and of head
+/// h is element b * kernel_block_stride + s * token_stride + h * head_stride + e *
+/// content_stride of the view; its value lies value_offset elements behind.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct kvpages_view_axes {
+    /// sizeof(kvpages_view_axes) as the caller compiled it.
+    pub struct_size: usize,
+    /// Elements from kernel block to kernel block.
+    pub kernel_block_stride: u64,
+    /// Elements from slot to slot.
+    pub token_stride: u64,
+    /// Elements from head to head; 0 when the layout has no heads.
+    pub head_stride: u64,
+    /// Elements from one element of a key or value to the next.
+    pub content_stride: u64,
+    /// Elements from a key to its value; 0 when there is no value of its own.
+    pub value_offset: u64,
+    /// Stored elements of a key, or of what is stored instead of keys and values.
+    pub key_elements: u64,
+    /// Stored elements of a value; 0 when there is none of its own.
+    pub value_elements: u64,
+    /// Elements that the scale behind each key and value takes; 0 when there is
+    /// none, or when it lies at the end of the page.
+    pub scale_elements: u64,
+    /// Slots of one kernel block.
+    pub kernel_block_slots: u64,
+    /// Heads.
+    pub num_heads: u64,
+}
+extensible!(kvpages_view_axes, num_heads: u64);
+
+/// One piece of memory in which blocks lie at a constant distance: block b is the
+/// block_step_bytes bytes at data + b * block_step_bytes. Together the regions
+/// hold every byte of every block, so they are what a transfer engine registers,
+/// and what is cleared to clear a block. Frozen.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct kvpages_region {
@@ -262,11 +327,88 @@ pub unsafe extern "C" fn kvpages_cache_get_report(
     unsafe {
         handle::read(cache, |cache| {
             let out = extensible::out(out)?;
-            let blueprint = cache.blueprint();
-            let found = blueprint.layers().get(layer);
-            let found = found.and_then(|layer| Some((layer, blueprint.views(layer).get(view)?)));
-            let (layer, view) = found.ok_or_else(|| cache.no_view(layer, view))?;
+            let (layer, view) = cache.found(layer, view)?;
             out.fill(report(view, layer.allocation, layer.owner));
+            Ok(())
+        })
+    }
+}
+
+/// What a layer is.
+///
+/// @param cache     Borrowed. Not NULL.
+/// @param layer     Less than kvpages_cache_num_layers().
+/// @param[out] out  Filled. Not NULL; struct_size set.
+/// @retval KVPAGES_STATUS_NOT_FOUND  There is no such layer.
+#[must_use]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvpages_cache_get_layer(
+    cache: *const kvpages_cache,
+    layer: usize,
+    out: *mut kvpages_layer_info,
+) -> kvpages_status {
+    // SAFETY: the caller's contract.
+    unsafe {
+        handle::read(cache, |cache| {
+            let out = extensible::out(out)?;
+            let found = cache.blueprint().layers().get(layer);
+            let found = found.ok_or_else(|| cache.no_view(layer, 0))?;
+            let of_model = cache.blueprint().model().layers().get(found.layer);
+            out.fill(kvpages_layer_info {
+                struct_size: 0,
+                group: found.group as u64,
+                allocation: found.allocation as u64,
+                owner_layer: found.owner as u64,
+                num_views: cache.views_of(layer).len() as u64,
+                block_size: found.spec.block_size(),
+                kernel_block_size: found.kernel_block_size,
+                storage_block_size: found.spec.storage_block_size(),
+                page_size_bytes: found.spec.page().padded,
+                spec_kind: kind_number(&found.spec),
+                num_query_heads: of_model.map_or(0, |layer| layer.num_query_heads),
+            });
+            Ok(())
+        })
+    }
+}
+
+/// How the axes of an attention layer's view lie.
+///
+/// @param cache     Borrowed. Not NULL.
+/// @param layer     Less than kvpages_cache_num_layers().
+/// @param[out] out  Filled. Not NULL; struct_size set.
+/// @retval KVPAGES_STATUS_NOT_FOUND    There is no such layer.
+/// @retval KVPAGES_STATUS_UNSUPPORTED  It is a state layer; a state's dimensions
+///                                     are those it was described with.
+#[must_use]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvpages_cache_get_axes(
+    cache: *const kvpages_cache,
+    layer: usize,
+    out: *mut kvpages_view_axes,
+) -> kvpages_status {
+    // SAFETY: the caller's contract.
+    unsafe {
+        handle::read(cache, |cache| {
+            let out = extensible::out(out)?;
+            let (found, view) = cache.found(layer, 0)?;
+            let axes = view.axes.ok_or_else(|| {
+                let name = cache.blueprint().name(found);
+                Failure::unsupported("state_without_axes", format!("layer {name} keeps states"))
+            })?;
+            out.fill(kvpages_view_axes {
+                struct_size: 0,
+                kernel_block_stride: axes.kernel_block_stride,
+                token_stride: axes.token_stride,
+                head_stride: axes.head_stride,
+                content_stride: axes.content_stride,
+                value_offset: axes.value_offset,
+                key_elements: axes.key_elements,
+                value_elements: axes.value_elements,
+                scale_elements: axes.scale_elements,
+                kernel_block_slots: axes.kernel_block_slots,
+                num_heads: axes.num_heads,
+            });
             Ok(())
         })
     }
@@ -467,6 +609,13 @@ impl CacheHandle {
             .get(layer)
             .zip(self.starts.get(layer.saturating_add(1)));
         range.map_or(&[], |(&start, &end)| &self.tensors[start..end])
+    }
+
+    fn found(&self, layer: usize, view: usize) -> Result<(&LayerViews, &View), Failure> {
+        let blueprint = self.blueprint();
+        let of_layer = blueprint.layers().get(layer);
+        let found = of_layer.and_then(|layer| Some((layer, blueprint.views(layer).get(view)?)));
+        found.ok_or_else(|| self.no_view(layer, view))
     }
 
     fn no_view(&self, layer: usize, view: usize) -> Failure {

@@ -3,8 +3,8 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::guard::{guard, guard_or, panic_text};
-use super::status::{Failure, kvpages_status};
+use super::guard::{guard_or, panic_text};
+use super::status::{Failure, kvpages_status, remember};
 
 /// What stands behind a handle.
 pub(super) struct Handle<T> {
@@ -20,19 +20,23 @@ impl<T> Handle<T> {
         }
     }
 
-    fn usable(&self, name: &str) -> Result<(), Failure> {
+    fn usable(&self, name: &str) -> Result<&Handle<T>, Failure> {
         if self.poisoned.load(Ordering::Relaxed) {
             return Err(Failure::poisoned(name));
         }
-        Ok(())
+        Ok(self)
     }
+}
 
-    /// Runs `body`; a panic in it poisons the handle.
-    fn run<R>(&self, body: impl FnOnce() -> Result<R, Failure>) -> Result<R, Failure> {
-        catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| {
-            self.poisoned.store(true, Ordering::Relaxed);
-            Err(Failure::internal(panic_text(&*panic)))
-        })
+/// Runs the body of a call on a handle; a panic in it poisons the handle.
+fn run(poisoned: &AtomicBool, body: impl FnOnce() -> Result<(), Failure>) -> kvpages_status {
+    match catch_unwind(AssertUnwindSafe(body)) {
+        Ok(Ok(())) => kvpages_status::Ok,
+        Ok(Err(failure)) => remember(failure),
+        Err(panic) => {
+            poisoned.store(true, Ordering::Relaxed);
+            remember(Failure::internal(panic_text(&*panic)))
+        }
     }
 }
 
@@ -80,11 +84,8 @@ pub(super) fn give<H: Opaque>(value: H::Value) -> *mut H {
 /// `handle` is NULL or live, and for the returned lifetime no call has it for itself.
 pub(super) unsafe fn shared<'a, H: Opaque + 'a>(handle: *const H) -> Result<&'a H::Value, Failure> {
     // SAFETY: the caller's contract.
-    let handle = unsafe { handle.as_ref() }
-        .ok_or_else(|| Failure::null(H::NAME))?
-        .handle();
-    handle.usable(H::NAME)?;
-    Ok(&handle.value)
+    let handle = unsafe { handle.as_ref() }.ok_or_else(|| Failure::null(H::NAME))?;
+    handle.handle().usable(H::NAME).map(|handle| &handle.value)
 }
 
 /// Runs a call that reads a handle.
@@ -95,14 +96,14 @@ pub(super) unsafe fn read<H: Opaque>(
     handle: *const H,
     body: impl FnOnce(&H::Value) -> Result<(), Failure>,
 ) -> kvpages_status {
-    guard(|| {
-        // SAFETY: the caller's contract.
-        let handle = unsafe { handle.as_ref() }
-            .ok_or_else(|| Failure::null(H::NAME))?
-            .handle();
-        handle.usable(H::NAME)?;
-        handle.run(|| body(&handle.value))
-    })
+    // SAFETY: the caller's contract.
+    let Some(handle) = (unsafe { handle.as_ref() }) else {
+        return remember(Failure::null(H::NAME));
+    };
+    match handle.handle().usable(H::NAME) {
+        Ok(Handle { poisoned, value }) => run(poisoned, || body(value)),
+        Err(failure) => remember(failure),
+    }
 }
 
 /// Runs a call that changes a handle.
@@ -113,19 +114,15 @@ pub(super) unsafe fn change<H: Opaque>(
     handle: *mut H,
     body: impl FnOnce(&mut H::Value) -> Result<(), Failure>,
 ) -> kvpages_status {
-    guard(|| {
-        // SAFETY: the caller's contract.
-        let handle = unsafe { handle.as_mut() }
-            .ok_or_else(|| Failure::null(H::NAME))?
-            .handle_mut();
-        handle.usable(H::NAME)?;
-        let Handle { poisoned, value } = handle;
-        let ended = catch_unwind(AssertUnwindSafe(|| body(value)));
-        ended.unwrap_or_else(|panic| {
-            poisoned.store(true, Ordering::Relaxed);
-            Err(Failure::internal(panic_text(&*panic)))
-        })
-    })
+    // SAFETY: the caller's contract.
+    let Some(handle) = (unsafe { handle.as_mut() }) else {
+        return remember(Failure::null(H::NAME));
+    };
+    if let Err(failure) = handle.handle().usable(H::NAME) {
+        return remember(failure);
+    }
+    let Handle { poisoned, value } = handle.handle_mut();
+    run(poisoned, || body(value))
 }
 
 /// Runs an accessor that cannot fail: `default` for NULL and for a poisoned handle.

@@ -39,7 +39,7 @@ pub(super) struct PlanHandle {
 #[repr(u32)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum kvpages_policy {
-    /// The best rules this library has.
+    /// The best rules this library has: so far those of the reference.
     Default = 0,
     /// Exactly the rules of vLLM 0.26.
     Reference = 1,

@@ -124,10 +124,7 @@ impl GroupSpec {
     /// A spec that speaks for all layers where they do not differ: the block size and the number
     /// of blocks.
     pub fn first(&self) -> &Spec {
-        match self {
-            GroupSpec::One(spec) => spec,
-            GroupSpec::Set(set) => &set.specs()[0],
-        }
+        self.spec_of(0)
     }
 
     /// The specs: one, or one for each layer.
@@ -161,11 +158,9 @@ impl GroupSpec {
 
     /// What the layer at `place` of the group's layers stores; for a layer that is not there, what
     /// the first one does.
-    pub fn spec_of(&self, place: usize) -> &Spec {
-        match self {
-            GroupSpec::One(spec) => spec,
-            GroupSpec::Set(set) => set.specs().get(place).map_or(self.first(), |spec| spec),
-        }
+    pub fn spec_of(&self, place: usize) -> &Arc<Spec> {
+        let specs = self.specs();
+        specs.get(place).unwrap_or(&specs[0])
     }
 
     /// Bytes of a block in one layer when all store the same, else in all layers together.

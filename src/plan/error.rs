@@ -321,6 +321,14 @@ pub enum PlanError {
         /// The other, or the same one again.
         second: usize,
     },
+    /// A layer of the model that the engine's plan does not mention.
+    #[error(
+        "layer {layer} has pages of its own, but is in no group and in no tensor; add it to both, or leave it out of the model"
+    )]
+    RawTensorMissing {
+        /// The layer.
+        layer: String,
+    },
     /// A layer that lacks a group or a tensor, or has one that it must not have.
     #[error(
         "layer {layer} {problem}; every layer with its own cache is in one group and one tensor, every sharing layer in its owner's group and no tensor"
@@ -539,6 +547,7 @@ impl PlanError {
             PlanError::LayerMissing { .. } => "layer_missing",
             PlanError::LayerInTwoGroups { .. } => "layer_in_two_groups",
             PlanError::LayerInTwoTensors { .. } => "layer_in_two_tensors",
+            PlanError::RawTensorMissing { .. } => "raw_tensor_missing",
             PlanError::LayersNotInitialized { .. } => "layers_not_initialized",
             PlanError::SharerInOtherGroup { .. } => "sharer_in_other_group",
             PlanError::GroupNotUniform { .. } => "group_not_uniform",

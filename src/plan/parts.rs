@@ -169,7 +169,11 @@ fn check_places(
         let problem = match (group, tensor) {
             (None, Some(_)) if owns => Some("is in a tensor, but in no group"),
             (Some(_), None) if owns => Some("is in a group, but in no tensor"),
-            (None, None) if owns => Some("is in no group and in no tensor"),
+            (None, None) if owns => {
+                return Err(PlanError::RawTensorMissing {
+                    layer: layer.name.to_string(),
+                });
+            }
             (None, _) if shares => Some("shares another layer's cache, but is in no group"),
             (_, Some(_)) if shares => Some("shares another layer's cache, but is in a tensor"),
             _ => None,

@@ -9,12 +9,41 @@ use crate::spec::{Attention, Content};
 /// The widest byte offset a 32-bit kernel can compute, in elements.
 const MAX_OFFSET_32: u64 = i32::MAX as u64;
 
+/// How the axes of an attention view lie, whatever dimensions they are fused to. In elements.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Axes {
+    /// From kernel block to kernel block.
+    pub kernel_block_stride: u64,
+    /// From a key to its value; 0 when there is no value of its own.
+    pub value_offset: u64,
+    /// From head to head; 0 when the layout has no heads.
+    pub head_stride: u64,
+    /// From slot to slot.
+    pub token_stride: u64,
+    /// From element to element of a key or value.
+    pub content_stride: u64,
+    /// Stored elements of a key, or of what is stored instead of keys and values.
+    pub key_elements: u64,
+    /// Stored elements of a value; 0 when there is none of its own.
+    pub value_elements: u64,
+    /// Elements that the scale behind each key and value takes; 0 when it lies elsewhere.
+    pub scale_elements: u64,
+    /// Slots of a kernel block.
+    pub kernel_block_slots: u64,
+    /// Heads.
+    pub num_heads: u64,
+}
+
 /// Sizes of a layout's axes; an axis that a layout lacks has size 1.
 struct Sizes {
     kv: u64,
     head: u64,
     token: u64,
     content: u64,
+    /// What the content is made of.
+    key: u64,
+    value: u64,
+    scale: u64,
 }
 
 impl Sizes {
@@ -115,6 +144,7 @@ pub fn attention_view(
         offset_bytes: pages.offset_bytes,
         block_dim: layout.dim_of(Axis::Block).unwrap_or(0),
         runs,
+        axes: Some(axes(layout, &sizes, &strides)),
         audit: proof,
         extents: extents.into_boxed_slice(),
     })
@@ -169,12 +199,46 @@ fn axis_sizes(
             heads: head,
         });
     }
+    let (key, value) = match spec.content() {
+        Content::KeyValue { key, value } => (key, value),
+        Content::Single(elements) | Content::PackedPair(elements) => (elements, 0),
+    };
     Ok(Sizes {
         kv,
         head,
         token: kernel_block_size,
         content,
+        key,
+        value,
+        scale,
     })
+}
+
+fn axes(layout: &Layout, sizes: &Sizes, strides: &AxisStrides) -> Axes {
+    let content_stride = strides.get(Axis::Content);
+    let value_offset = match (sizes.value, sizes.kv) {
+        (0, _) => 0,
+        (_, 2) => strides.get(Axis::Kv),
+        // Fused with the content: the value begins where the key and its scale end.
+        _ => (sizes.key + sizes.scale) * content_stride,
+    };
+    let has_heads = layout.dim_of(Axis::Head).is_some();
+    Axes {
+        kernel_block_stride: strides.get(Axis::Block),
+        value_offset,
+        head_stride: if has_heads {
+            strides.get(Axis::Head)
+        } else {
+            0
+        },
+        token_stride: strides.get(Axis::Token),
+        content_stride,
+        key_elements: sizes.key,
+        value_elements: sizes.value,
+        scale_elements: sizes.scale,
+        kernel_block_slots: sizes.token,
+        num_heads: sizes.head,
+    }
 }
 
 fn kernel_blocks_per_block(spec: &Attention, kernel_block_size: u64) -> Result<u64, ViewError> {
@@ -525,6 +589,22 @@ mod tests {
             prop_assert_eq!(elements as u64 * 2, content * num_blocks);
             let runs = view.runs;
             let mut seen = HashSet::new();
+            let mut by_axes = HashSet::new();
+            let axes = view.axes.unwrap();
+            prop_assert_eq!((axes.key_elements, axes.value_elements), (head_size, head_size));
+            for block in 0..num_blocks * ratio {
+                for flat in 0..2 * heads * kernel * head_size {
+                    let (kv, rest) = (flat % 2, flat / 2);
+                    let (head, rest) = (rest % heads, rest / heads);
+                    let (slot, element) = (rest % kernel, rest / kernel);
+                    let offset = block * axes.kernel_block_stride
+                        + kv * axes.value_offset
+                        + head * axes.head_stride
+                        + slot * axes.token_stride
+                        + element * axes.content_stride;
+                    by_axes.insert(view.offset_bytes + 2 * offset);
+                }
+            }
             let dims: Vec<&str> = text.split('|').collect();
             for flat in 0..elements {
                 let (mut rest, mut offset, mut kernel_block) = (flat, 0, 0);
@@ -558,6 +638,7 @@ mod tests {
                 });
                 prop_assert!(inside, "{text} / {order}: byte {byte} of block {block}, {runs:?}");
             }
+            prop_assert_eq!(seen, by_axes);
         }
     }
 }

@@ -8,7 +8,7 @@ mod attention;
 mod audit;
 mod state;
 
-pub use attention::attention_view;
+pub use attention::{Axes, attention_view};
 pub use audit::{Audit, AuditError, BlockRuns, Owned, OwnershipError, audit, check_ownership};
 pub use state::state_views;
 
@@ -26,6 +26,8 @@ pub struct View {
     pub block_dim: usize,
     /// Where the blocks lie.
     pub runs: BlockRuns,
+    /// How the axes lie; `None` for a state.
+    pub axes: Option<Axes>,
     /// What was proven.
     pub audit: Audit,
     /// Sizes, then strides in elements: one allocation for both.

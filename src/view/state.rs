@@ -59,6 +59,7 @@ pub fn state_views(spec: &State, pages: &Pages) -> Result<Vec<View>, ViewError> 
                     runs: 1,
                     run_step_bytes: 0,
                 },
+                axes: None,
                 audit: proof,
                 extents: extents.into_boxed_slice(),
             })

@@ -70,6 +70,13 @@ pub(super) struct GroupFacts {
     pub reasons: Vec<String>,
 }
 
+impl GroupFacts {
+    /// The part of a block that is padding, 0 to 1.
+    pub fn padding_share(&self) -> f64 {
+        self.padding_bytes as f64 / self.bytes_per_block.max(1) as f64
+    }
+}
+
 /// All there is to say. Workers of one model and memory are looked at once.
 pub(super) fn facts(plan: &Plan) -> PlanFacts {
     let mut workers: Vec<(Vec<usize>, WorkerFacts)> = Vec::new();
@@ -166,7 +173,7 @@ fn group_facts(worker: &WorkerPlan, number: usize, blocks_per_request: u64) -> G
             .get(layer)
             .map(|l| Arc::clone(&l.name))
     };
-    let specs: Vec<&Spec> = (0..group.layers.len())
+    let specs: Vec<&Arc<Spec>> = (0..group.layers.len())
         .map(|place| group.spec.spec_of(place))
         .collect();
     let pages = specs.iter().map(|spec| spec.page().padded);
@@ -285,10 +292,10 @@ fn layer_reasons(worker: &WorkerPlan, own: &Spec, planned: &Spec) -> Vec<String>
     let changed = given_padding(planned) != given;
     reasons.push(match (changed, given, alignment) {
         (false, Some(given), _) if given == page => {
-            format!("padding of {padding} bytes was given with the layer")
+            format!("padding of {padding} bytes a page was given with the layer")
         }
         (false, _, Some(alignment)) => {
-            format!("padding of {padding} bytes aligns the page to {alignment} bytes")
+            format!("padding of {padding} bytes a page aligns it to {alignment} bytes")
         }
         _ if own.as_state().is_some() => {
             format!(

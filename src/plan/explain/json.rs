@@ -66,6 +66,8 @@ fn render_group(json: &mut Json, group: &GroupFacts) {
         json.number("blocks_per_request", group.blocks_per_request);
         json.number("bytes_per_block", group.bytes_per_block);
         json.number("padding_bytes_per_block", group.padding_bytes);
+        json.key("padding_share");
+        json.raw(&format!("{:?}", group.padding_share()));
         json.number("unused_bytes_per_block", group.unused_bytes);
         json.list("reasons", &group.reasons, |json, reason| {
             json.string(reason)

@@ -103,9 +103,9 @@ fn render_groups(out: &mut String, groups: &[GroupFacts]) {
         "kernel block",
         "blocks/request",
         "page bytes",
-        "padding bytes",
-        "padding",
         "bytes/block",
+        "padding/block",
+        "padding",
         "kind",
     ];
     let mut rows = vec![header.map(str::to_owned)];
@@ -151,9 +151,9 @@ fn row(number: usize, group: &GroupFacts) -> [String; 10] {
         kernel,
         group.blocks_per_request.to_string(),
         page,
-        group.padding_bytes.to_string(),
-        share(group.padding_bytes, group.bytes_per_block),
         group.bytes_per_block.to_string(),
+        group.padding_bytes.to_string(),
+        format!("{:.1} %", 100.0 * group.padding_share()),
         format!("{}{draft}", group.kinds.join(", ")),
     ]
 }
@@ -181,13 +181,6 @@ fn render_details(out: &mut String, group: &GroupFacts) {
     }
     for reason in &group.reasons {
         let _ = writeln!(out, "         - {reason}");
-    }
-}
-
-fn share(part: u64, whole: u64) -> String {
-    match whole {
-        0 => "-".to_owned(),
-        _ => format!("{:.1} %", 100.0 * part as f64 / whole as f64),
     }
 }
 
