@@ -28,29 +28,11 @@ inline std::uint16_t to_bf16(float value) {
     return static_cast<std::uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
-/// Finds the elements of keys and values in a view.
+/// Finds the elements of keys and values in a view, whatever its backend's layout is.
 class KvView {
 public:
-    KvView(const kvpages::Tensor& view, const Layer& layer)
-        : elements_(static_cast<std::uint16_t*>(view.data)) {
-        const auto& strides = view.strides;
-        switch (layer.kv_layout) {
-            case KvLayout::kv_first:
-                value_ = strides[0];
-                block_ = strides[1];
-                token_ = strides[2];
-                head_ = strides[3];
-                content_ = strides[4];
-                break;
-            case KvLayout::packed:
-                block_ = strides[0];
-                head_ = strides[1];
-                token_ = strides[2];
-                content_ = strides[3];
-                value_ = content_ * static_cast<std::int64_t>(layer.head_size);
-                break;
-        }
-    }
+    KvView(const kvpages::Tensor& view, const kvpages_view_axes& axes)
+        : elements_(static_cast<std::uint16_t*>(view.data)), axes_(axes) {}
 
     std::uint16_t& key(std::uint64_t block, std::uint64_t token, std::uint64_t head,
                        std::uint64_t i) const {
@@ -59,20 +41,18 @@ public:
 
     std::uint16_t& value(std::uint64_t block, std::uint64_t token, std::uint64_t head,
                          std::uint64_t i) const {
-        return elements_[value_ + offset(block, token, head, i)];
+        return elements_[offset(block, token, head, i) + axes_.value_offset];
     }
 
 private:
-    std::int64_t offset(std::uint64_t block, std::uint64_t token, std::uint64_t head,
-                        std::uint64_t i) const {
-        return static_cast<std::int64_t>(block) * block_ +
-               static_cast<std::int64_t>(token) * token_ +
-               static_cast<std::int64_t>(head) * head_ + static_cast<std::int64_t>(i) * content_;
+    std::uint64_t offset(std::uint64_t block, std::uint64_t token, std::uint64_t head,
+                         std::uint64_t i) const {
+        return block * axes_.kernel_block_stride + token * axes_.token_stride +
+               head * axes_.head_stride + i * axes_.content_stride;
     }
 
     std::uint16_t* elements_;
-    std::int64_t block_ = 0, token_ = 0, head_ = 0, content_ = 0;
-    std::int64_t value_ = 0;  ///< from a key to its value
+    kvpages_view_axes axes_;
 };
 
 /// Reads one key or one value of a token and head into `row`.

@@ -10,13 +10,6 @@
 
 namespace engine {
 
-/// How the kernels of a backend read keys and values. The engine chose the backend, so it knows;
-/// it never guesses from a shape.
-enum class KvLayout {
-    kv_first,  ///< kv | block | token | head | content
-    packed,    ///< block | head | token | kv*content
-};
-
 /// What the engine itself remembers of a layer. A state layer has no heads.
 struct Layer {
     std::string name;
@@ -25,7 +18,6 @@ struct Layer {
     std::uint64_t num_kv_heads = 0;
     std::uint64_t head_size = 0;
     std::uint64_t sliding_window = 0;  ///< 0: all earlier tokens
-    KvLayout kv_layout = KvLayout::packed;
 
     bool is_state() const { return num_query_heads == 0; }
 };
@@ -85,7 +77,7 @@ inline EngineModel llama_3_1_8b() {
     own_kernels.alignment_bytes = 16;
     const kvpages::Backend backend(own_kernels);
 
-    const Layer full{"", "full", 32, 8, 128, 0, KvLayout::kv_first};
+    const Layer full{"", "full", 32, 8, 128, 0};
     EngineModel llama{"Llama 3.1 8B", {}, {}, laptop(131072)};
     for (int i = 0; i < 32; ++i) add_attention(llama, full, i, 16, backend);
     return llama;
@@ -96,8 +88,8 @@ inline EngineModel llama_3_1_8b() {
 inline EngineModel gemma_4_26b() {
     const kvpages::Backend triton = kvpages::Backend::preset(kvpages::Preset::triton_nhd);
 
-    const Layer sliding{"", "sliding", 16, 8, 256, 1024, KvLayout::packed};
-    const Layer full{"", "full", 16, 2, 512, 0, KvLayout::packed};
+    const Layer sliding{"", "sliding", 16, 8, 256, 1024};
+    const Layer full{"", "full", 16, 2, 512, 0};
     EngineModel gemma{"Gemma 4 26B-A4B", {}, {}, laptop(262144)};
     for (int i = 0; i < 30; ++i) add_attention(gemma, i % 6 == 5 ? full : sliding, i, 16, triton);
     return gemma;
@@ -125,9 +117,7 @@ inline kvpages_hybrid_block hybrid_block(const kvpages::AttentionSpec& attention
     config.attention_bytes_per_token =
         kvpages::describe(attention).page_size_bytes / attention.block_size;
     config.state_page_bytes = kvpages::describe(state).page_size_bytes;
-    kvpages_hybrid_block block = KVPAGES_HYBRID_BLOCK_INIT;
-    kvpages::check(kvpages_hybrid_block_size(&config, &block));
-    return block;
+    return kvpages::hybrid_block_size(config);
 }
 
 /// Qwen3.5 35B-A3B: three gated delta nets to each full attention layer.
@@ -135,7 +125,7 @@ inline EngineModel qwen_3_5_35b() {
     const kvpages::Backend attention = kvpages::Backend::preset(kvpages::Preset::flash_infer_hnd);
     const kvpages::Backend delta_net = kvpages::Backend::preset(kvpages::Preset::gated_delta_net);
 
-    const Layer full{"", "full", 16, 2, 256, 0, KvLayout::packed};
+    const Layer full{"", "full", 16, 2, 256, 0};
     EngineModel qwen{"Qwen3.5 35B-A3B", {}, {}, laptop(262144)};
     kvpages::StateSpec state = gated_delta_net_state();
     const kvpages_hybrid_block block = hybrid_block(attention_spec(full, 16), state, 16);

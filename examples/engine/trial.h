@@ -74,7 +74,8 @@ inline float largest_difference(const std::vector<float>& a, const std::vector<f
 class AttentionTrial : public LayerTrial {
 public:
     AttentionTrial(const kvpages::Cache& cache, const Layer& layer, std::size_t group)
-        : LayerTrial(layer, group), view_(cache.view(layer.name), layer) {}
+        : LayerTrial(layer, group),
+          view_(cache.view(layer.name), cache.axes(cache.find(layer.name))) {}
 
     float step(const Request& request, std::uint64_t first) override {
         for (std::uint64_t token = first; token < request.num_tokens; ++token) {
@@ -239,15 +240,14 @@ class ModelTrial {
 public:
     ModelTrial(const EngineModel& model, const kvpages::Plan& plan, const kvpages::Cache& cache)
         : cache_(cache),
+          regions_(cache.regions()),
           needs_zeroing_(plan.worker().needs_zeroing != 0),
           pool_(cache.num_blocks()) {
-        std::map<std::string, std::size_t> group_of;
         for (std::size_t i = 0; i < plan.worker().num_groups; ++i) {
             groups_.push_back({plan.group(i), 0});
-            for (const std::string& name : plan.group_layers(i)) group_of[name] = i;
         }
         for (const Layer& layer : model.layers) {
-            const std::size_t group = group_of.at(layer.name);
+            const std::size_t group = cache.layer(cache.find(layer.name)).group;
             groups_[group].sliding_window = layer.sliding_window;
             if (!has_trial_of(layer.kind)) trials_.push_back(trial_of(layer, group));
         }
@@ -327,7 +327,7 @@ private:
         const BlockPool::Block block = pool_.take();
         require(block.id != kNullBlock, "the pool handed out the null block");
         if (block.had_an_owner && needs_zeroing_) {
-            for (const kvpages_region& region : cache_.regions()) {
+            for (const kvpages_region& region : regions_) {
                 std::memset(static_cast<char*>(region.data) + block.id * region.block_step_bytes, 0,
                             region.block_step_bytes);
             }
@@ -348,7 +348,7 @@ private:
     }
 
     void require_untouched_null_block() const {
-        for (const kvpages_region& region : cache_.regions()) {
+        for (const kvpages_region& region : regions_) {
             const char* bytes = static_cast<const char*>(region.data);
             for (std::uint64_t i = 0; i < region.block_step_bytes; ++i) {
                 if (bytes[i] != 0) throw std::runtime_error("somebody wrote to the null block");
@@ -357,6 +357,7 @@ private:
     }
 
     const kvpages::Cache& cache_;
+    std::vector<kvpages_region> regions_;
     bool needs_zeroing_;
     BlockPool pool_;
     std::vector<Group> groups_;

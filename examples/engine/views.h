@@ -31,22 +31,17 @@ inline std::string to_text(kvpages::Span<const std::int64_t> numbers) {
     return "(" + text + ")";
 }
 
-inline std::uint64_t element_bytes(kvpages::Dtype dtype) {
-    return kvpages_dtype_bytes(static_cast<std::uint32_t>(dtype));
-}
-
 /// Compares a view with its report and with the allocation that the report names.
 inline void check_report(const kvpages::Cache& cache, std::size_t layer, std::size_t state) {
     const kvpages::Tensor view = cache.view(layer, state);
     const kvpages_view_report report = cache.report(layer, state);
-    kvpages_allocation allocation{};
-    kvpages::check(kvpages_cache_get_allocation(cache.get(), report.allocation, &allocation));
+    const kvpages_allocation allocation = cache.allocation(report.allocation);
     std::uint64_t furthest = 0, elements = 1;
     for (std::size_t dim = 0; dim < view.shape.size(); ++dim) {
         furthest += static_cast<std::uint64_t>((view.shape[dim] - 1) * view.strides[dim]);
         elements *= static_cast<std::uint64_t>(view.shape[dim]);
     }
-    const std::uint64_t bytes = element_bytes(view.dtype);
+    const std::uint64_t bytes = kvpages::bytes(view.dtype);
     const std::string name = cache.layer_name(layer);
     require(view.data == static_cast<char*>(allocation.data) + report.offset_bytes,
             name + ": the view does not start where its report says");
@@ -76,7 +71,7 @@ inline void print_row(const kvpages::Cache& cache, std::size_t layer) {
                     state == 0 ? cache.layer_name(layer) : "",
                     static_cast<unsigned long long>(report.allocation),
                     static_cast<unsigned long long>(report.offset_bytes),
-                    kvpages_dtype_name(static_cast<std::uint32_t>(view.dtype)),
+                    kvpages::name(view.dtype),
                     to_text(view.shape).c_str(), to_text(view.strides).c_str());
     }
 }
