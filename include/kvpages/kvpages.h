@@ -1360,9 +1360,14 @@ typedef struct kvpages_group_info {
      */
     uint64_t page_size_bytes;
     /**
-     * Entries of a block-table row for the longest sequence.
+     * Entries of a block-table row for a sequence of max_model_len tokens.
      */
     uint64_t row_blocks;
+    /**
+     * Entries that a block-table row must have for any request: row_blocks, or
+     * more where cross attention caches more encoder tokens than that.
+     */
+    uint64_t table_width_blocks;
     /**
      * The most blocks that one request can hold.
      */
@@ -1385,7 +1390,7 @@ typedef struct kvpages_group_info {
 
 /** kvpages_group_info with struct_size set and all else zero. */
 #define KVPAGES_GROUP_INFO_INIT {sizeof(kvpages_group_info), 0, 0, 0, 0, 0, \
-    0, 0, 0, 0, 0}
+    0, 0, 0, 0, 0, 0}
 
 /**
  * Memory that one layer of each group shares.
@@ -1676,7 +1681,7 @@ typedef struct kvpages_view_report {
      */
     uint64_t block_step_bytes;
     /**
-     * Bytes that a block owns in one run.
+     * Bytes that a block owns in one run: its page, or a state's part of it.
      */
     uint64_t block_span_bytes;
     /**

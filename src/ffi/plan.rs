@@ -226,8 +226,11 @@ pub struct kvpages_group_info {
     pub kernel_block_size: u64,
     /// Bytes of one layer's page; of a set, of all layers' pages.
     pub page_size_bytes: u64,
-    /// Entries of a block-table row for the longest sequence.
+    /// Entries of a block-table row for a sequence of max_model_len tokens.
     pub row_blocks: u64,
+    /// Entries that a block-table row must have for any request: row_blocks, or
+    /// more where cross attention caches more encoder tokens than that.
+    pub table_width_blocks: u64,
     /// The most blocks that one request can hold.
     pub blocks_per_request: u64,
     /// Specs of the group: 1 when its layers store the same; of a set one for each
@@ -884,6 +887,7 @@ fn describe_group(group: &Group, limits: &Limits) -> Result<kvpages_group_info, 
         kernel_block_size: group.kernel_block_size.unwrap_or(0),
         page_size_bytes: group.spec.page_bytes()?,
         row_blocks: group.spec.row_blocks(limits, limits.max_model_len)?,
+        table_width_blocks: group.spec.table_width_blocks(limits)?,
         blocks_per_request: first.blocks_per_request(limits)?,
         num_specs: group.spec.specs().len() as u64,
         is_set: u32::from(matches!(group.spec, GroupSpec::Set(_))),

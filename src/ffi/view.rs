@@ -34,7 +34,7 @@ pub struct kvpages_view_report {
     /// block_step_bytes to + block_span_bytes of each run. 0 for an engine's own
     /// view.
     pub block_step_bytes: u64,
-    /// Bytes that a block owns in one run.
+    /// Bytes that a block owns in one run: its page, or a state's part of it.
     pub block_span_bytes: u64,
     /// Runs that a block is spread over: 1 when it is in one piece, 2 when keys
     /// and values are apart.
@@ -120,20 +120,27 @@ pub unsafe extern "C" fn kvpages_view_audit(
 /// What was proven of a view of a cache.
 pub(super) fn report(view: &View, allocation: usize, owner: usize) -> kvpages_view_report {
     let element_bytes = view.dtype.bytes();
-    let kernel_step = view
-        .strides()
-        .get(view.block_dim)
-        .map_or(0, |&s| s as u64 * element_bytes);
+    let states_stride = view.strides().first().map_or(0, |&stride| stride as u64);
+    let step = view
+        .axes
+        .map_or(states_stride, |axes| axes.kernel_block_stride);
+    let kernel_step = step * element_bytes;
+    let logical_bytes = view.audit.elements.saturating_mul(element_bytes);
+    // A state is one of several in a page, and owns its own part of it.
+    let span = match view.axes {
+        Some(_) => view.runs.span_bytes,
+        None => logical_bytes / view.runs.num_blocks.max(1),
+    };
     kvpages_view_report {
         allocation: allocation as u64,
         offset_bytes: view.offset_bytes,
-        logical_bytes: view.audit.elements.saturating_mul(element_bytes),
+        logical_bytes,
         end_bytes: view.audit.end_bytes,
         largest_element_offset: view.audit.largest_element_offset,
         alignment_bytes: power_of_two_in(view.offset_bytes | kernel_step),
         kernel_block_step_bytes: kernel_step,
         block_step_bytes: view.runs.step_bytes,
-        block_span_bytes: view.runs.span_bytes,
+        block_span_bytes: span,
         num_runs: view.runs.runs,
         run_step_bytes: view.runs.run_step_bytes,
         owner_layer: owner as u64,

@@ -7,7 +7,7 @@ use super::group::WholeGroup;
 use super::merge_workers::WholeModel;
 use super::{Group, GroupSpec, WorkerPlan, latent_tuples};
 use crate::num::{Overflow, sum};
-use crate::spec::{DemandError, Limits, Spec};
+use crate::spec::{AttentionKind, DemandError, Limits, Spec};
 
 /// What a request needs of each group: a spec that speaks for all its layers, and the name of
 /// one, for messages. Layers of one group need the same number of blocks.
@@ -146,6 +146,16 @@ impl GroupSpec {
             GroupSpec::One(spec) => spec.row_blocks(limits, tokens),
             GroupSpec::Set(set) => Ok(set.row_blocks(tokens)),
         }
+    }
+
+    /// Entries that a block-table row must have for any request. A request of cross attention holds
+    /// the encoder's tokens, which may be more than the longest sequence has.
+    pub fn table_width_blocks(&self, limits: &Limits) -> Result<u64, DemandError> {
+        let tokens = match self.first().is_attention_kind(AttentionKind::Cross) {
+            true => limits.max_model_len.max(limits.max_encoder_tokens),
+            false => limits.max_model_len,
+        };
+        self.row_blocks(limits, tokens)
     }
 
     /// Bytes of a block in the layer at `place` of the group's layers.
