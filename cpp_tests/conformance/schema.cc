@@ -65,7 +65,7 @@ const std::map<std::string, Json>& spec_patterns() {
             {"mla_attention", with(full, kLatent)},
             {"hidden_state", with(full, kLatent)},
             {"rswa", with(full, R"({"rswa_window": "uint"})")},
-            {"sink_full_attention", with(full, R"({"sink_len": "uint"})")},
+            {"sink_full_attention", with(full, R"({"sink_len": "uint|null"})")},
             {"chunked_local", with(attention, R"({"attention_chunk_size": "uint"})")},
             {"sliding_window", sliding},
             {"sliding_window_mla", with(sliding, kLatent)},

@@ -344,6 +344,8 @@ void normalise_specs(Json& outcome) {
     if (!outcome.is_object() || !outcome.contains("type") || is_uniform_type(outcome)) {
         return;
     }
+    // No sink tokens is one thing, however it is written.
+    if (outcome.contains("sink_len") && outcome.at("sink_len").is_null()) outcome["sink_len"] = 0;
     if (outcome.contains("head_size_v") && outcome.at("head_size_v").is_null()) {
         outcome["head_size_v"] = outcome.at("head_size");
     }

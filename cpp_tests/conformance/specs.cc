@@ -179,9 +179,6 @@ Json run_approximate_gcd(const Json& input) {
     const std::vector<std::uint64_t> values = input.at("values");
     const Json& given = input.at("lower_bound");
     const std::uint64_t lower_bound = given.is_null() ? 0 : given.get<std::uint64_t>();
-    if (!given.is_null() && lower_bound == 0) {
-        throw Inexpressible("lower_bound of 0 cannot be told from none");
-    }
     std::uint64_t gcd = 0;
     check(kvpages_layer_tuple_count(values.data(), values.size(), lower_bound, &gcd));
     return {{"gcd", gcd}};

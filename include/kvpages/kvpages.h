@@ -900,7 +900,8 @@ typedef struct kvpages_uniformity {
 #define KVPAGES_UNIFORMITY_INIT {sizeof(kvpages_uniformity), 0, 0, 0, 0}
 
 /**
- * Layers that need the same number of blocks, taken together.
+ * Layers taken together, as a group of layers that store different things has
+ * them.
  */
 typedef struct kvpages_spec_set_info {
     /**
@@ -912,7 +913,7 @@ typedef struct kvpages_spec_set_info {
      */
     uint64_t page_size_bytes;
     /**
-     * Tokens of one block.
+     * Tokens of one block of the first layer.
      */
     uint64_t block_size;
     /**
@@ -2050,8 +2051,7 @@ kvpages_status kvpages_spec_uniformity(const struct kvpages_spec *const *specs,
                                        struct kvpages_uniformity *out);
 
 /**
- * Describes layers that need the same number of blocks but store different
- * things.
+ * Describes layers taken together.
  *
  * @param specs      Borrowed. num_specs pointers, none NULL.
  * @param num_specs  At least 1.

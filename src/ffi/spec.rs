@@ -256,7 +256,8 @@ pub struct kvpages_uniformity {
 }
 extensible!(kvpages_uniformity, reserved0: u32);
 
-/// Layers that need the same number of blocks, taken together.
+/// Layers taken together, as a group of layers that store different things has
+/// them.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct kvpages_spec_set_info {
@@ -264,7 +265,7 @@ pub struct kvpages_spec_set_info {
     pub struct_size: usize,
     /// Bytes of one block in all layers.
     pub page_size_bytes: u64,
-    /// Tokens of one block.
+    /// Tokens of one block of the first layer.
     pub block_size: u64,
     /// Tokens of the window, when all layers slide over the same; else 0.
     pub sliding_window: u64,
@@ -417,8 +418,7 @@ pub unsafe extern "C" fn kvpages_spec_uniformity(
     })
 }
 
-/// Describes layers that need the same number of blocks but store different
-/// things.
+/// Describes layers taken together.
 ///
 /// @param specs      Borrowed. num_specs pointers, none NULL.
 /// @param num_specs  At least 1.
@@ -623,12 +623,8 @@ unsafe fn read_specs(
 unsafe fn read_set(specs: *const *const kvpages_spec, count: usize) -> Result<SpecSet, Failure> {
     // SAFETY: the caller's contract.
     let specs = unsafe { read_specs(specs, count) }?;
-    SpecSet::new(specs).ok_or_else(|| {
-        Failure::invalid(
-            "not_uniform_type",
-            "the layers are not of one family and one block size, or there are none".to_owned(),
-        )
-    })
+    SpecSet::of_any(specs)
+        .ok_or_else(|| Failure::invalid("bad_values", "there is no spec in the set".to_owned()))
 }
 
 /// # Safety

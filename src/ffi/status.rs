@@ -225,27 +225,7 @@ impl From<Overflow> for Failure {
 
 impl From<SpecError> for Failure {
     fn from(error: SpecError) -> Failure {
-        Failure::invalid(spec_kind(&error), error.to_string())
-    }
-}
-
-fn spec_kind(error: &SpecError) -> &'static str {
-    match error {
-        SpecError::Zero { .. } => "bad_values",
-        SpecError::FieldNotOfKind { .. } => "field_not_of_kind",
-        SpecError::ValueWidth { .. } => "value_width_differs",
-        SpecError::PackedWidthNotDividing { .. } => "packed_width_not_dividing",
-        SpecError::ScaleNotWholeElements { .. } => "scale_not_whole_elements",
-        SpecError::QuantModeElement { .. } => "quant_mode_not_supported",
-        SpecError::CompressRatioNotDividing { .. } => "compress_ratio_not_dividing",
-        SpecError::UnsupportedModelVersion { .. } => "unsupported_model_version",
-        SpecError::PaddedBelowPage { .. } => "padded_below_page",
-        SpecError::PageNotWholeElements { .. } => "view_dtype_misaligned",
-        SpecError::StateListsDiffer { .. } | SpecError::StateDimsDiffer { .. } => {
-            "state_lists_differ"
-        }
-        SpecError::StateMisaligned { .. } => "mamba_state_misaligned",
-        SpecError::Overflow(_) => "overflow",
+        Failure::invalid(error.kind(), error.to_string())
     }
 }
 
@@ -263,7 +243,7 @@ impl From<MergeError> for Failure {
             MergeError::FieldsDiffer { .. } => "merge_field_mismatch",
             MergeError::WindowsDiffer { .. } => "merge_window_mismatch",
             MergeError::WindowAndChunk { .. } => "merge_window_and_chunk",
-            MergeError::Spec(inner) => spec_kind(inner),
+            MergeError::Spec(inner) => inner.kind(),
         };
         Failure::invalid(kind, error.to_string())
     }
@@ -329,7 +309,7 @@ impl From<ModelError> for Failure {
         let kind = match &error {
             ModelError::NameEmpty { .. } => "layer_name_empty",
             ModelError::NameTwice { .. } => "layer_name_twice",
-            ModelError::Spec { error, .. } => spec_kind(error),
+            ModelError::Spec { error, .. } => error.kind(),
         };
         Failure::invalid(kind, error.to_string())
     }
@@ -337,12 +317,7 @@ impl From<ModelError> for Failure {
 
 impl From<SharingError> for Failure {
     fn from(error: SharingError) -> Failure {
-        let kind = match error {
-            SharingError::TargetMissing { .. } => "share_target_missing",
-            SharingError::Cycle { .. } => "share_cycle",
-            SharingError::GeometryDiffers { .. } => "share_geometry_differs",
-        };
-        Failure::invalid(kind, error.to_string())
+        Failure::invalid(error.kind(), error.to_string())
     }
 }
 

@@ -38,6 +38,17 @@ pub enum SharingError {
     },
 }
 
+impl SharingError {
+    /// A name that stays the same from version to version.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            SharingError::TargetMissing { .. } => "share_target_missing",
+            SharingError::Cycle { .. } => "share_cycle",
+            SharingError::GeometryDiffers { .. } => "share_geometry_differs",
+        }
+    }
+}
+
 impl Model {
     /// For each layer the number of the layer that owns its pages, itself when it has its own.
     pub fn owners(&self) -> Result<Vec<usize>, SharingError> {

@@ -80,9 +80,12 @@ pub(super) fn budget<'a>(
     if config.auto_fit_max_model_len {
         limits.max_model_len = fitted(&purses, demand, &limits, reserved)?;
     }
+    // A worker without any memory is named before a demand that cannot be worked out.
+    purses.first().map_or(Ok(()), check_not_empty)?;
     let blocks_per_request = demand.blocks(&limits)?;
     let mut num_blocks = None;
     for purse in &purses {
+        check_not_empty(purse)?;
         check_request_fits(purse, demand, &limits, blocks_per_request, reserved)?;
         let blocks = purse.available() / purse.price.block;
         if blocks == 0 {
@@ -159,6 +162,16 @@ fn fitted(
     Ok(longest)
 }
 
+fn check_not_empty(purse: &Purse<'_>) -> Result<(), PlanError> {
+    if purse.bytes <= 0 {
+        return Err(PlanError::NoAvailableMemory {
+            worker: purse.worker,
+            available: purse.bytes,
+        });
+    }
+    Ok(())
+}
+
 fn check_request_fits(
     purse: &Purse<'_>,
     demand: &Demand<'_>,
@@ -166,12 +179,6 @@ fn check_request_fits(
     blocks: u64,
     reserved: u64,
 ) -> Result<(), PlanError> {
-    if purse.bytes <= 0 {
-        return Err(PlanError::NoAvailableMemory {
-            worker: purse.worker,
-            available: purse.bytes,
-        });
-    }
     let needed = purse.needed(blocks, reserved)?;
     if needed <= purse.available() {
         return Ok(());

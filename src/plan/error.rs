@@ -521,10 +521,10 @@ impl PlanError {
         match self {
             PlanError::NoWorkers => "no_workers",
             PlanError::Zero { .. } | PlanError::BadValue { .. } => "bad_values",
-            PlanError::Sharing { error, .. } => sharing_kind(error),
+            PlanError::Sharing { error, .. } => error.kind(),
             PlanError::ShareTargetWithoutCache { .. } => "share_target_missing",
             PlanError::WorkerSpecMismatch { .. } => "worker_spec_mismatch",
-            PlanError::Spec { .. } => "planned_spec_impossible",
+            PlanError::Spec { error, .. } => error.kind(),
             PlanError::HybridDisabledNotUnifiable { .. } => "hybrid_disabled_not_unifiable",
             PlanError::PageSizeNotUnifiable { .. } => "page_size_not_unifiable",
             PlanError::HiddenStateLargerThanPage { .. } => "hidden_state_larger_than_page",
@@ -598,14 +598,6 @@ impl PlanError {
             layer: layer.to_owned(),
             error,
         }
-    }
-}
-
-fn sharing_kind(error: &SharingError) -> &'static str {
-    match error {
-        SharingError::TargetMissing { .. } => "share_target_missing",
-        SharingError::Cycle { .. } => "share_cycle",
-        SharingError::GeometryDiffers { .. } => "share_geometry_differs",
     }
 }
 

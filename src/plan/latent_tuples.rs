@@ -34,9 +34,9 @@ struct Windowed {
     layers: Vec<usize>,
 }
 
-/// Groups a model of this shape.
+/// Groups a model of this shape. Layers that are no latents are left over.
 pub(super) fn group(whole: &mut WholeModel<'_>) -> Result<Vec<WholeGroup>, PlanError> {
-    let (full, windowed, others) = sort_layers(whole);
+    let (full, windowed) = sort_layers(whole);
     let Some(&first_full) = full.first() else {
         let layer = windowed.first().and_then(|w| w.layers.first());
         return Err(PlanError::NoMlaGroup {
@@ -61,22 +61,14 @@ pub(super) fn group(whole: &mut WholeModel<'_>) -> Result<Vec<WholeGroup>, PlanE
     for w in &windowed {
         split_windowed(whole, w, &full_pages, tuples, &mut groups)?;
     }
-    match others.first().map(|&layer| &whole.layers[layer]) {
-        None => Ok(groups),
-        Some(layer) => Err(PlanError::LayersNotGrouped {
-            layer: layer.name.to_owned(),
-            kind: whole.specs[layer.spec].kind_name(),
-            count: others.len(),
-        }),
-    }
+    Ok(groups)
 }
 
-/// Full latents, windowed ones by block size and window, and the layers that are neither.
-fn sort_layers(whole: &WholeModel<'_>) -> (Vec<usize>, Vec<Windowed>, Vec<usize>) {
+/// Full latents, and windowed ones by block size and window.
+fn sort_layers(whole: &WholeModel<'_>) -> (Vec<usize>, Vec<Windowed>) {
     let mut full = Vec::new();
     let mut windowed: Vec<Windowed> = Vec::new();
     let mut by_window = HashMap::new();
-    let mut others = Vec::new();
     for (number, layer) in whole.layers.iter().enumerate() {
         let fields = whole.specs[layer.spec].as_attention().map(|a| a.fields());
         match fields.map(|fields| (fields.kind, fields)) {
@@ -95,10 +87,10 @@ fn sort_layers(whole: &WholeModel<'_>) -> (Vec<usize>, Vec<Windowed>, Vec<usize>
                     });
                 windowed[place].layers.push(number);
             }
-            _ => others.push(number),
+            _ => {}
         }
     }
-    (full, windowed, others)
+    (full, windowed)
 }
 
 fn page_of(whole: &WholeModel<'_>, layer: usize) -> u64 {

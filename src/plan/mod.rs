@@ -180,6 +180,8 @@ pub fn plan(workers: &[Worker], config: &PlanConfig) -> Result<Plan, PlanError> 
     let demand = Demand::of(&groups, &whole);
     let price_of = |worker: usize| &drafts[stage_of_worker[worker]].0;
     let budget = budget(workers, price_of, &demand, config)?;
+    // Named only now: that the rest does not fit is the first thing to mend.
+    project::check_all_placed(&places, &whole)?;
     let blocks_of_groups = demand.blocks_of_groups(&budget.limits)?;
 
     let mut plans = Vec::with_capacity(stages.len());

@@ -2,40 +2,65 @@
 
 use std::sync::Arc;
 
+use super::error::PlanError;
 use super::group::WholeGroup;
-use super::merge_workers::Stage;
+use super::merge_workers::{Stage, WholeModel};
 use super::{Group, GroupSpec};
 use crate::spec::SpecSet;
 
-/// Where each layer of the whole model is: its group, and its place there.
-pub(super) fn places(groups: &[WholeGroup], num_layers: usize) -> Vec<(usize, usize)> {
-    let mut places = vec![(0, 0); num_layers];
+/// Where each layer of the whole model is: its group, and its place there. `None` for one that fits
+/// in no group.
+pub(super) fn places(groups: &[WholeGroup], num_layers: usize) -> Vec<Option<(usize, usize)>> {
+    let mut places = vec![None; num_layers];
     for (group, members) in groups.iter().enumerate() {
         for (place, &layer) in members.layers.iter().enumerate() {
-            places[layer] = (group, place);
+            places[layer] = Some((group, place));
         }
     }
     places
+}
+
+/// Refuses a model with layers that fit in no group.
+pub(super) fn check_all_placed(
+    places: &[Option<(usize, usize)>],
+    whole: &WholeModel<'_>,
+) -> Result<(), PlanError> {
+    let left_over = || {
+        whole
+            .layers
+            .iter()
+            .zip(places)
+            .filter(|(_, place)| place.is_none())
+    };
+    match left_over().next() {
+        None => Ok(()),
+        Some((layer, _)) => Err(PlanError::LayersNotGrouped {
+            layer: layer.name.to_owned(),
+            kind: whole.specs[layer.spec].kind_name(),
+            count: left_over().count(),
+        }),
+    }
 }
 
 /// Each group with the layers of it that the stage has, in the group's order. A group may be
 /// empty here.
 pub(super) fn project(
     groups: &[WholeGroup],
-    places: &[(usize, usize)],
+    places: &[Option<(usize, usize)>],
     stage: &Stage<'_>,
 ) -> Vec<Group> {
     let mut members: Vec<Vec<(usize, usize)>> = vec![Vec::new(); groups.len()];
     let mut sharing: Vec<Vec<usize>> = vec![Vec::new(); groups.len()];
     for (layer, whole) in stage.whole.iter().enumerate() {
         let owner = stage.owners[layer];
-        match (whole, stage.whole[owner]) {
-            (Some(whole), _) => {
-                let (group, place) = places[*whole];
-                members[group].push((place, layer));
-            }
-            (None, Some(owner)) => sharing[places[owner].0].push(layer),
-            (None, None) => {}
+        let place_of = |whole: usize| places[whole];
+        match (
+            whole.and_then(place_of),
+            stage.whole[owner].and_then(place_of),
+        ) {
+            (Some((group, place)), _) => members[group].push((place, layer)),
+            (None, Some((group, _))) if whole.is_none() => sharing[group].push(layer),
+            _ => {}
         }
     }
     let stage_groups = groups.iter().zip(members).zip(sharing);

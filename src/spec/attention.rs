@@ -437,14 +437,6 @@ fn whole_elements(fields: &AttentionFields, bytes: u64) -> Result<u64, SpecError
 fn page(fields: &AttentionFields, content: Content) -> Result<PageBytes, SpecError> {
     let element_bytes = fields.dtype.bytes();
     let mode = fields.quant_mode;
-    let packs = mode.width_multiple() > 1 && !fields.kind.is_latent();
-    if packs && element_bytes != 1 {
-        return Err(SpecError::QuantModeElement {
-            mode: mode.name(),
-            dtype: fields.dtype.name(),
-            element_bytes,
-        });
-    }
     let real = product(
         "the page",
         [

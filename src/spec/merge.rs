@@ -62,6 +62,8 @@ pub enum MergeError {
 ///
 /// Full kinds merge when they agree on everything but the window, the chunk and `non_causal`:
 /// unset and one window merge to that window, and one layer that is not causal makes all so.
+/// Every other kind merges when all are equal. Where several things stand against a merge, the
+/// one named is the one that the reference checks first.
 pub fn merge(specs: &[&Spec]) -> Result<Spec, MergeError> {
     let (&first, others) = specs.split_first().ok_or(MergeError::Empty)?;
     if others
@@ -70,67 +72,210 @@ pub fn merge(specs: &[&Spec]) -> Result<Spec, MergeError> {
     {
         return Ok(first.clone());
     }
-    let Spec::Attention(attention) = first else {
-        return Err(differing_from_state(first, others));
+    let Some(rule) = Rule::of(first) else {
+        return Err(unequal(first, others));
     };
-    let mut fields = attention.fields().clone();
-    for other in others {
-        let Some(other) = other
-            .as_attention()
-            .filter(|o| o.fields().kind == fields.kind)
-        else {
-            return Err(MergeError::KindsDiffer {
-                first: first.kind_name(),
-                other: other.kind_name(),
-                first_has_own_rule: fields.kind.is_full_family()
-                    || fields.kind == AttentionKind::SlidingWindowMla,
-            });
-        };
-        absorb(&mut fields, other.fields())?;
+    let layers = of_family(rule, first, others)?;
+    let mut fields = layers[0].fields().clone();
+    check_fields(&layers, rule.leading_fields(), &fields, |field| {
+        MergeError::FieldsDiffer {
+            field,
+            kind: fields.kind.name(),
+        }
+    })?;
+    absorb_windows(&mut fields, &layers)?;
+    if let Some(latent) = layers
+        .iter()
+        .find(|l| rule == Rule::Full && l.fields().kind.is_latent())
+    {
+        return Err(kinds_differ(first, latent.fields().kind.name(), true));
     }
+    check_fields(&layers, COMMON_FIELDS, &fields, |field| {
+        MergeError::SpecsDiffer { field }
+    })?;
     if let (Some(window), Some(chunk)) = (fields.sliding_window, fields.attention_chunk_size) {
         return Err(MergeError::WindowAndChunk { window, chunk });
     }
+    if let Some(other) = layers
+        .iter()
+        .find(|layer| layer.fields().kind != fields.kind)
+    {
+        return Err(kinds_differ(first, other.fields().kind.name(), true));
+    }
+    check_fields(&layers, OWN_FIELDS, &fields, |field| {
+        MergeError::FieldsDiffer {
+            field,
+            kind: fields.kind.name(),
+        }
+    })?;
     Ok(Spec::Attention(Attention::new(fields)?))
 }
 
-fn differing_from_state(first: &Spec, others: &[&Spec]) -> MergeError {
-    match others.iter().find(|other| other.as_state().is_none()) {
-        Some(other) => MergeError::KindsDiffer {
-            first: first.kind_name(),
-            other: other.kind_name(),
-            first_has_own_rule: false,
-        },
+/// Kinds that have a rule of their own for merging.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Rule {
+    /// Full attention that stores keys and values.
+    Full,
+    /// R-SWA.
+    Rswa,
+    /// Full attention that stores latents.
+    Latent,
+    /// Sliding-window latents.
+    SlidingLatent,
+}
+
+impl Rule {
+    /// The rule for layers of which `first` is the first; `None` where only equal ones merge.
+    fn of(first: &Spec) -> Option<Rule> {
+        match first.as_attention()?.fields().kind {
+            AttentionKind::Full | AttentionKind::Sink | AttentionKind::TurboQuant => {
+                Some(Rule::Full)
+            }
+            AttentionKind::Rswa => Some(Rule::Rswa),
+            AttentionKind::Mla | AttentionKind::HiddenState => Some(Rule::Latent),
+            AttentionKind::SlidingWindowMla => Some(Rule::SlidingLatent),
+            AttentionKind::SlidingWindow
+            | AttentionKind::ChunkedLocal
+            | AttentionKind::Cross
+            | AttentionKind::EncoderOnly => None,
+        }
+    }
+
+    /// Kinds that are looked at any further.
+    fn family_has(self, kind: AttentionKind) -> bool {
+        match self {
+            Rule::Full => kind.is_full_family(),
+            Rule::Rswa => kind == AttentionKind::Rswa,
+            Rule::Latent => kind.is_latent() && kind.is_full_family(),
+            Rule::SlidingLatent => kind == AttentionKind::SlidingWindowMla,
+        }
+    }
+
+    /// Fields that are compared before those of every attention layer.
+    fn leading_fields(self) -> &'static [Field] {
+        match self {
+            Rule::Full => &[],
+            Rule::Rswa => &[("rswa_window", |a, b| a.rswa_window == b.rswa_window)],
+            Rule::Latent => LATENT_FIELDS,
+            Rule::SlidingLatent => SLIDING_LATENT_FIELDS,
+        }
+    }
+}
+
+/// A field's name, and whether two layers agree on it.
+type Field = (&'static str, fn(&AttentionFields, &AttentionFields) -> bool);
+
+const CACHE_DTYPE: Field = ("cache_dtype", |a, b| a.cache_dtype == b.cache_dtype);
+const COMPRESS_RATIO: Field = ("compress_ratio", |a, b| {
+    a.compress_ratio == b.compress_ratio
+});
+const MODEL_VERSION: Field = ("model_version", |a, b| a.model_version == b.model_version);
+const BLOCK_STRIDE: Field = ("indexes_kv_by_block_stride", |a, b| {
+    a.indexes_kv_by_block_stride == b.indexes_kv_by_block_stride
+});
+
+const LATENT_FIELDS: &[Field] = &[CACHE_DTYPE, COMPRESS_RATIO, MODEL_VERSION, BLOCK_STRIDE];
+const SLIDING_LATENT_FIELDS: &[Field] = &[
+    CACHE_DTYPE,
+    COMPRESS_RATIO,
+    MODEL_VERSION,
+    ("sliding_window", |a, b| {
+        a.sliding_window == b.sliding_window
+    }),
+    BLOCK_STRIDE,
+];
+/// Fields of every attention layer.
+const COMMON_FIELDS: &[Field] = &[
+    ("block_size", |a, b| a.block_size == b.block_size),
+    ("num_kv_heads", |a, b| a.num_kv_heads == b.num_kv_heads),
+    ("head_size", |a, b| a.head_size == b.head_size),
+    ("dtype", |a, b| a.dtype == b.dtype),
+    ("quant_mode", |a, b| a.quant_mode == b.quant_mode),
+    ("page_size_padded", |a, b| {
+        a.page_size_padded == b.page_size_padded
+    }),
+    BLOCK_STRIDE,
+    // It decides the padding.
+    ("alignment", |a, b| a.alignment == b.alignment),
+];
+/// Fields of some kinds. Windows and chunks were absorbed where they may differ.
+const OWN_FIELDS: &[Field] = &[
+    ("head_size_v", |a, b| a.head_size_v == b.head_size_v),
+    ("tq_slot_size", |a, b| a.tq_slot_size == b.tq_slot_size),
+    ("sink_len", |a, b| a.sink_len == b.sink_len),
+];
+
+fn kinds_differ(first: &Spec, other: &'static str, first_has_own_rule: bool) -> MergeError {
+    MergeError::KindsDiffer {
+        first: first.kind_name(),
+        other,
+        first_has_own_rule,
+    }
+}
+
+/// Why layers of a kind that only merges when all are equal do not.
+fn unequal(first: &Spec, others: &[&Spec]) -> MergeError {
+    let other_kind = others
+        .iter()
+        .find(|other| other.kind_name() != first.kind_name());
+    match other_kind {
+        Some(other) => kinds_differ(first, other.kind_name(), false),
         None => MergeError::SpecsDiffer {
-            field: "the state description",
+            field: "the description",
         },
     }
 }
 
-fn absorb(into: &mut AttentionFields, other: &AttentionFields) -> Result<(), MergeError> {
-    if into.kind.is_full_family() {
+fn of_family<'a>(
+    rule: Rule,
+    first: &'a Spec,
+    others: &[&'a Spec],
+) -> Result<Vec<&'a Attention>, MergeError> {
+    let all = std::iter::once(&first).chain(others);
+    all.map(|spec| {
+        let layer = spec.as_attention();
+        let layer = layer.filter(|layer| rule.family_has(layer.fields().kind));
+        layer.ok_or_else(|| kinds_differ(first, spec.kind_name(), true))
+    })
+    .collect()
+}
+
+fn check_fields(
+    layers: &[&Attention],
+    fields: &[Field],
+    first: &AttentionFields,
+    error: impl Fn(&'static str) -> MergeError,
+) -> Result<(), MergeError> {
+    for layer in layers {
+        for (field, agree) in fields {
+            if !agree(first, layer.fields()) {
+                return Err(error(field));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Full kinds remember one window and one chunk at most.
+fn absorb_windows(fields: &mut AttentionFields, layers: &[&Attention]) -> Result<(), MergeError> {
+    if !fields.kind.is_full_family() {
+        return Ok(());
+    }
+    for layer in layers {
+        let other = layer.fields();
         absorb_window(
             "sliding_window",
-            &mut into.sliding_window,
+            &mut fields.sliding_window,
             other.sliding_window,
         )?;
         absorb_window(
             "attention_chunk_size",
-            &mut into.attention_chunk_size,
+            &mut fields.attention_chunk_size,
             other.attention_chunk_size,
         )?;
-        into.non_causal |= other.non_causal;
+        fields.non_causal |= other.non_causal;
     }
-    let own_rule = into.kind.is_full_family() || into.kind == AttentionKind::SlidingWindowMla;
-    match first_difference(into, other) {
-        None => Ok(()),
-        Some((field, Common::Yes)) => Err(MergeError::SpecsDiffer { field }),
-        Some((field, Common::No)) if !own_rule => Err(MergeError::SpecsDiffer { field }),
-        Some((field, Common::No)) => Err(MergeError::FieldsDiffer {
-            field,
-            kind: into.kind.name(),
-        }),
-    }
+    Ok(())
 }
 
 fn absorb_window(
@@ -152,71 +297,6 @@ fn absorb_window(
     }
 }
 
-/// Whether a field is one that every attention layer has.
-enum Common {
-    Yes,
-    No,
-}
-
-fn first_difference(a: &AttentionFields, b: &AttentionFields) -> Option<(&'static str, Common)> {
-    let full = a.kind.is_full_family();
-    let stride_is_common = if a.kind.is_latent() {
-        Common::No
-    } else {
-        Common::Yes
-    };
-    [
-        ("block_size", a.block_size == b.block_size, Common::Yes),
-        (
-            "num_kv_heads",
-            a.num_kv_heads == b.num_kv_heads,
-            Common::Yes,
-        ),
-        ("head_size", a.head_size == b.head_size, Common::Yes),
-        ("dtype", a.dtype == b.dtype, Common::Yes),
-        ("quant_mode", a.quant_mode == b.quant_mode, Common::Yes),
-        (
-            "page_size_padded",
-            a.page_size_padded == b.page_size_padded,
-            Common::Yes,
-        ),
-        (
-            "indexes_kv_by_block_stride",
-            a.indexes_kv_by_block_stride == b.indexes_kv_by_block_stride,
-            stride_is_common,
-        ),
-        ("head_size_v", a.head_size_v == b.head_size_v, Common::No),
-        (
-            "sliding_window",
-            full || a.sliding_window == b.sliding_window,
-            Common::No,
-        ),
-        (
-            "attention_chunk_size",
-            full || a.attention_chunk_size == b.attention_chunk_size,
-            Common::No,
-        ),
-        ("tq_slot_size", a.tq_slot_size == b.tq_slot_size, Common::No),
-        ("sink_len", a.sink_len == b.sink_len, Common::No),
-        ("rswa_window", a.rswa_window == b.rswa_window, Common::No),
-        ("cache_dtype", a.cache_dtype == b.cache_dtype, Common::No),
-        ("alignment", a.alignment == b.alignment, Common::No),
-        (
-            "compress_ratio",
-            a.compress_ratio == b.compress_ratio,
-            Common::No,
-        ),
-        (
-            "model_version",
-            a.model_version == b.model_version,
-            Common::No,
-        ),
-    ]
-    .into_iter()
-    .find(|(_, same, _)| !same)
-    .map(|(field, _, common)| (field, common))
-}
-
 /// How alike a set of layers is. The order of the layers does not matter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Uniformity {
@@ -224,7 +304,7 @@ pub struct Uniformity {
     pub is_uniform_type: bool,
     /// They merge into one spec.
     pub is_uniform_spec: bool,
-    /// Their pages have the same number of bytes.
+    /// There are layers, and their pages have the same number of bytes.
     pub is_page_size_uniform: bool,
 }
 
@@ -233,7 +313,8 @@ pub fn uniformity(specs: &[&Spec]) -> Option<Uniformity> {
     Some(Uniformity {
         is_uniform_type: is_uniform_type(specs)?,
         is_uniform_spec: specs.is_empty() || merge(specs).is_ok(),
-        is_page_size_uniform: same(specs.iter().map(|spec| spec.page().padded)),
+        is_page_size_uniform: !specs.is_empty()
+            && same(specs.iter().map(|spec| spec.page().padded)),
     })
 }
 

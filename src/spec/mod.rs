@@ -96,16 +96,6 @@ pub enum SpecError {
         /// Its bytes.
         element_bytes: u64,
     },
-    /// A quantisation mode that does not fit the element type.
-    #[error("quantisation mode {mode} needs elements of 1 byte; {dtype} has {element_bytes}")]
-    QuantModeElement {
-        /// The quantisation mode.
-        mode: &'static str,
-        /// The element type.
-        dtype: &'static str,
-        /// Its bytes.
-        element_bytes: u64,
-    },
     /// A compression ratio that leaves part of a slot.
     #[error("compress_ratio {ratio} does not divide block_size {block_size}")]
     CompressRatioNotDividing {
@@ -173,6 +163,28 @@ pub enum SpecError {
     /// A size that does not fit.
     #[error(transparent)]
     Overflow(#[from] Overflow),
+}
+
+impl SpecError {
+    /// A name that stays the same from version to version.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            SpecError::Zero { .. } => "bad_values",
+            SpecError::FieldNotOfKind { .. } => "field_not_of_kind",
+            SpecError::ValueWidth { .. } => "value_width_differs",
+            SpecError::PackedWidthNotDividing { .. } => "packed_width_not_dividing",
+            SpecError::ScaleNotWholeElements { .. } => "scale_not_whole_elements",
+            SpecError::CompressRatioNotDividing { .. } => "compress_ratio_not_dividing",
+            SpecError::UnsupportedModelVersion { .. } => "unsupported_model_version",
+            SpecError::PaddedBelowPage { .. } => "padded_below_page",
+            SpecError::PageNotWholeElements { .. } => "view_dtype_misaligned",
+            SpecError::StateListsDiffer { .. } | SpecError::StateDimsDiffer { .. } => {
+                "state_lists_differ"
+            }
+            SpecError::StateMisaligned { .. } => "mamba_state_misaligned",
+            SpecError::Overflow(_) => "overflow",
+        }
+    }
 }
 
 impl Spec {

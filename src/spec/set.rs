@@ -45,7 +45,8 @@ impl Family {
     }
 }
 
-/// Specs of one family and one block size, one for each layer of a group.
+/// Specs of layers that are taken together, one for each layer: those of a group, which are of one
+/// family and one block size.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SpecSet {
     specs: Vec<Arc<Spec>>,
@@ -58,12 +59,17 @@ impl SpecSet {
         (!refs.is_empty() && is_uniform_type(&refs) == Some(true)).then_some(SpecSet { specs })
     }
 
+    /// Layers taken together whatever they are, if there is any.
+    pub fn of_any(specs: Vec<Arc<Spec>>) -> Option<SpecSet> {
+        (!specs.is_empty()).then_some(SpecSet { specs })
+    }
+
     /// The specs, in the order of the group's layers.
     pub fn specs(&self) -> &[Arc<Spec>] {
         &self.specs
     }
 
-    /// Tokens of one block.
+    /// Tokens of one block of the first layer.
     pub fn block_size(&self) -> u64 {
         self.specs[0].block_size()
     }
