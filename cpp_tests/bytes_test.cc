@@ -78,6 +78,41 @@ using Chosen = std::function<bool(std::int64_t block, std::size_t group)>;
 
 bool every_block(std::int64_t, std::size_t) { return true; }
 
+// What is said of the axes leads to the elements of the view, whatever the layout fuses.
+void check_axes(const Cache& cache, std::size_t number, const ExpectedLayer& layer) {
+    kvpages_view_axes axes = KVPAGES_VIEW_AXES_INIT;
+    must(kvpages_cache_get_axes(cache.get(), number, &axes));
+    const kvpages_tensor tensor = view(cache, number);
+    const auto key = static_cast<std::int64_t>(axes.key_elements);
+    const auto value = static_cast<std::int64_t>(axes.value_elements);
+    const auto scale = static_cast<std::int64_t>(axes.scale_elements);
+    ASSERT_EQ(static_cast<std::int64_t>(axes.kernel_block_slots), layer.sizes[token_axis]);
+    ASSERT_EQ(static_cast<std::int64_t>(axes.num_heads), layer.sizes[head_axis]);
+    const bool beside = layer.sizes[kv_axis] == 1 && value != 0;
+    ASSERT_EQ(layer.sizes[content_axis], beside ? key + value + 2 * scale : key + scale);
+    for_each_place(layer.sizes, [&](const AxisValues& at) {
+        std::int64_t e = at[content_axis];
+        bool is_value = at[kv_axis] == 1;
+        if (beside && e >= key + scale) {
+            is_value = true;
+            e -= key + scale;
+        }
+        if (e >= (is_value ? value : key)) {
+            return;  // a scale
+        }
+        const auto step = [](std::int64_t index, std::uint64_t stride) {
+            return static_cast<std::uint64_t>(index) * stride;
+        };
+        const std::uint64_t said = step(at[block_axis], axes.kernel_block_stride) +
+                                   step(at[token_axis], axes.token_stride) +
+                                   step(at[head_axis], axes.head_stride) +
+                                   step(e, axes.content_stride) +
+                                   (is_value ? axes.value_offset : 0);
+        ASSERT_EQ(static_cast<unsigned char*>(tensor.data) + said * layer.element_bytes,
+                  element(tensor, layer.layout.index(at, layer.sizes)));
+    });
+}
+
 // Writes all chosen blocks of an attention layer through its view, and into the image where the
 // rules say they lie.
 void write(const Cache& cache, const Plan& plan, const Writer& writer, bool has_state,
@@ -91,6 +126,7 @@ void write(const Cache& cache, const Plan& plan, const Writer& writer, bool has_
     const kvpages_view_report proven = report(cache, number);
     ASSERT_EQ(shape(tensor), layer.layout.shape(layer.sizes));
     ASSERT_EQ(kvpages_dtype_bytes(tensor.dtype), layer.element_bytes);
+    check_axes(cache, number, layer);
     std::vector<unsigned char>& bytes = image[proven.allocation];
     for_each_place(layer.sizes, [&](const AxisValues& at) {
         if (!chosen(layer.block(at), layer.pages.group)) {
@@ -487,8 +523,8 @@ TEST(Bytes, BlocksOfStatesOwnTheirBytes) {
         for_each_index(shape(tensor), [&](const std::vector<std::int64_t>& index) {
             const std::uint64_t start =
                 allocations.place(element(tensor, index), kvpages_dtype_bytes(tensor.dtype)).offset;
-            const std::uint64_t block_start =
-                proven.offset_bytes + static_cast<std::uint64_t>(index[0]) * proven.block_step_bytes;
+            const auto block = static_cast<std::uint64_t>(index[0]);
+            const std::uint64_t block_start = proven.offset_bytes + block * proven.block_step_bytes;
             EXPECT_GE(start, block_start);
             EXPECT_LT(start, block_start + proven.block_span_bytes);
         });
@@ -504,11 +540,12 @@ TEST(Bytes, QuantisedPages) {
     const std::vector<Layout> layouts{{block_first, ""},
                                       {kv_first, ""},
                                       {"block | head | token | kv*content", packed_nhd}};
-    for (const Case& given : {Case{KVPAGES_QUANT_MODE_INT8_PER_TOKEN_HEAD, KVPAGES_DTYPE_I8, 6},
-                              Case{KVPAGES_QUANT_MODE_FP8_PER_TOKEN_HEAD, KVPAGES_DTYPE_F8_E4M3FN, 6},
-                              Case{KVPAGES_QUANT_MODE_INT4_PER_TOKEN_HEAD, KVPAGES_DTYPE_U8, 6},
-                              Case{KVPAGES_QUANT_MODE_FP8_PER_TENSOR, KVPAGES_DTYPE_F8_E5M2, 6},
-                              Case{KVPAGES_QUANT_MODE_NVFP4, KVPAGES_DTYPE_U8, 16}}) {
+    for (const Case& given :
+         {Case{KVPAGES_QUANT_MODE_INT8_PER_TOKEN_HEAD, KVPAGES_DTYPE_I8, 6},
+          Case{KVPAGES_QUANT_MODE_FP8_PER_TOKEN_HEAD, KVPAGES_DTYPE_F8_E4M3FN, 6},
+          Case{KVPAGES_QUANT_MODE_INT4_PER_TOKEN_HEAD, KVPAGES_DTYPE_U8, 6},
+          Case{KVPAGES_QUANT_MODE_FP8_PER_TENSOR, KVPAGES_DTYPE_F8_E5M2, 6},
+          Case{KVPAGES_QUANT_MODE_NVFP4, KVPAGES_DTYPE_U8, 16}}) {
         for (const Layout& layout : layouts) {
             for (const std::uint64_t kernel_block : {4u, 2u}) {
                 SCOPED_TRACE(layout.layout + ", mode " + std::to_string(given.mode));

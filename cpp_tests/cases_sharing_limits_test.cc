@@ -171,7 +171,8 @@ TEST(CasesLimits, L02_A32BitBackendIsRefusedWhenPlanned) {
     // Elements of a narrow content in wide steps: what counts is the furthest element, so the start
     // of block 2065 may be used.
     for (const auto& [num_blocks, accepted] :
-         {std::pair<std::uint64_t, bool>{2066, true}, std::pair<std::uint64_t, bool>{2067, false}}) {
+         {std::pair<std::uint64_t, bool>{2066, true},
+          std::pair<std::uint64_t, bool>{2067, false}}) {
         BackendOptions options;
         options.layout = latent;
         options.index_bits = 32;

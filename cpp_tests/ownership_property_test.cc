@@ -177,7 +177,8 @@ Backend random_backend(Random& random, bool is_single, Layer& layer) {
     layer.scales_at_end = random.one_in(5);
     options.flags = (layer.follows_stride ? KVPAGES_BACKEND_FOLLOWS_BLOCK_STRIDE : 0u) |
                     (layer.scales_at_end ? KVPAGES_BACKEND_SCALES_AT_PAGE_END : 0u);
-    options.alignment = layer.alignment = std::vector<std::uint64_t>{1, 1, 1, 8, 16}[random.below(5)];
+    layer.alignment = std::vector<std::uint64_t>{1, 1, 1, 8, 16}[random.below(5)];
+    options.alignment = layer.alignment;
     options.index_bits = random.one_in(2) ? 32 : 0;
     return backend(options);
 }
@@ -343,8 +344,7 @@ void check(const RandomModel& made, const Plan& plan, const Cache& cache) {
                 ASSERT_EQ(place.allocation, proven.allocation);
                 ASSERT_EQ(reinterpret_cast<std::uintptr_t>(data) % bytes, 0u);
                 end = std::max(end, place.offset + bytes);
-                largest = std::max(
-                    largest, (place.offset - static_cast<std::size_t>(proven.offset_bytes)) / bytes);
+                largest = std::max(largest, (place.offset - proven.offset_bytes) / bytes);
                 ++elements;
                 bool in_region = false;
                 for (const kvpages_region& region : regions) {

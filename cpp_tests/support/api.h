@@ -164,7 +164,8 @@ inline Backend backend(const std::string& layout, const std::string& memory_orde
 }
 
 // A backend that takes only the kernel block sizes named.
-inline Backend backend_of_sizes(const std::string& layout, const std::vector<std::uint64_t>& sizes) {
+inline Backend backend_of_sizes(const std::string& layout,
+                                const std::vector<std::uint64_t>& sizes) {
     BackendOptions options;
     options.layout = layout;
     options.sizes = sizes;

@@ -1,5 +1,5 @@
-// Where every element of an attention layer lies, worked out from the layout's text and the rules of
-// the manual, without the library.
+// Where every element of an attention layer lies, worked out from the layout's text and the rules
+// of the manual, without the library.
 #ifndef KVPAGES_CPP_TESTS_SUPPORT_AXES_H
 #define KVPAGES_CPP_TESTS_SUPPORT_AXES_H
 

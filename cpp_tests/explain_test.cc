@@ -1,0 +1,148 @@
+// Explanations: what they say is what the accessors say.
+#include "support/api.h"
+#include "support/world.h"
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include <string>
+#include <vector>
+
+using namespace support;
+using Json = nlohmann::json;
+
+namespace {
+
+void expect_equal_to_accessors(const Plan& plan) {
+    const Json json = Json::parse(explanation(plan, KVPAGES_TEXT_FORMAT_JSON));
+    const kvpages_worker_info first = worker_info(plan);
+    EXPECT_EQ(json.at("num_blocks"), first.num_blocks);
+    EXPECT_EQ(json.at("max_model_len"), kvpages_plan_max_model_len(plan.get()));
+    std::vector<std::size_t> explained;
+    for (const Json& same : json.at("workers")) {
+        for (const Json& number : same.at("workers")) {
+            const auto worker = number.get<std::size_t>();
+            SCOPED_TRACE("worker " + std::to_string(worker));
+            explained.push_back(worker);
+            const kvpages_worker_info info = worker_info(plan, worker);
+            EXPECT_EQ(same.at("num_tensors"), info.num_tensors);
+            EXPECT_EQ(same.at("tensor_bytes"), info.total_bytes);
+            EXPECT_EQ(same.at("bytes_per_block"), info.bytes_per_block);
+            EXPECT_EQ(same.at("bytes_per_request"), info.bytes_per_request);
+            EXPECT_EQ(same.at("capacity_tokens"), info.capacity_tokens);
+            EXPECT_EQ(same.at("max_concurrency").get<double>(), info.max_concurrency);
+            EXPECT_EQ(same.at("needs_zeroing"), info.needs_zeroing != 0);
+            const Json& wasted = same.at("wasted_bytes");
+            EXPECT_EQ(wasted.at("total").get<std::uint64_t>(),
+                      wasted.at("padding").get<std::uint64_t>() +
+                          wasted.at("unused_slots").get<std::uint64_t>() +
+                          wasted.at("left_over").get<std::uint64_t>());
+            ASSERT_EQ(same.at("groups").size(), info.num_groups);
+            std::uint64_t request = 0;
+            for (std::size_t number_of_group = 0; number_of_group < info.num_groups;
+                 ++number_of_group) {
+                const Json& group = same.at("groups").at(number_of_group);
+                const kvpages_group_info of_group = group_info(plan, number_of_group, worker);
+                EXPECT_EQ(group.at("block_size"), of_group.block_size);
+                if (of_group.kernel_block_size == 0) {
+                    EXPECT_TRUE(group.at("kernel_block_size").is_null());
+                } else {
+                    EXPECT_EQ(group.at("kernel_block_size"), of_group.kernel_block_size);
+                }
+                EXPECT_EQ(group.at("blocks_per_request"), of_group.blocks_per_request);
+                EXPECT_EQ(group.at("is_draft"), of_group.is_draft != 0);
+                if (of_group.is_set == 0 && of_group.num_layers > 0) {
+                    EXPECT_EQ(group.at("smallest_page_bytes"), of_group.page_size_bytes);
+                    EXPECT_EQ(group.at("largest_page_bytes"), of_group.page_size_bytes);
+                }
+                std::vector<std::string> layers = group.at("layers");
+                EXPECT_EQ(layers.size(), of_group.num_layers);
+                const std::vector<std::string> sharing = group.at("sharing_layers");
+                EXPECT_EQ(sharing.size(), of_group.num_sharing_layers);
+                layers.insert(layers.end(), sharing.begin(), sharing.end());
+                EXPECT_EQ(layers, group_layers(plan, number_of_group, worker));
+                request += of_group.blocks_per_request;
+            }
+            EXPECT_EQ(same.at("blocks_per_request"), request);
+        }
+    }
+    EXPECT_EQ(explained.size(), kvpages_plan_num_workers(plan.get()));
+}
+
+}  // namespace
+
+TEST(Explain, JsonHasTheNumbersOfTheAccessors) {
+    expect_equal_to_accessors(World().planned);
+
+    const Model hybrid = model();
+    State state;
+    state.add(KVPAGES_DTYPE_F32, {100});
+    add(hybrid, "mamba", state.spec(), state_backend());
+    add(hybrid, "attn", full(16, 2, 8), backend(packed_nhd));
+    add(hybrid, "attn \"quoted\"\n\\ \t\x01 \xc3\xa4", full(16, 2, 8), backend(packed_nhd));
+    expect_equal_to_accessors(plan(hybrid, 100001));
+
+    kvpages_spec large = full(16, 4, 8);
+    const Model set = model();
+    add(set, "a", full(16, 2, 8));
+    add(set, "b", large);
+    expect_equal_to_accessors(plan(set, 50000));
+
+    expect_equal_to_accessors(plan(model(), 0));
+    const World w;
+    const Model none = model();
+    const Plan many = plan({{w.layers.get(), 100000},
+                            {none.get(), 0},
+                            {w.layers.get(), 100000},
+                            {w.layers.get(), 90000}},
+                           w.config);
+    expect_equal_to_accessors(many);
+}
+
+// What is wasted adds up to what was given.
+TEST(Explain, WasteAddsUp) {
+    const Model hybrid = model();
+    State state;
+    state.add(KVPAGES_DTYPE_F32, {100});
+    add(hybrid, "mamba.0", state.spec());
+    add(hybrid, "mamba.1", state.spec());
+    add(hybrid, "attn", full(16, 2, 8));
+    const std::int64_t given = 100001;
+    const Plan p = plan(hybrid, given);
+    const Json json = Json::parse(explanation(p, KVPAGES_TEXT_FORMAT_JSON));
+    const Json& wasted = json.at("workers").at(0).at("wasted_bytes");
+    const kvpages_worker_info info = worker_info(p);
+    EXPECT_EQ(wasted.at("left_over").get<std::uint64_t>(), 100001 - info.total_bytes);
+    EXPECT_EQ(json.at("workers").at(0).at("memory_bytes"), given);
+    // A state of 400 bytes in each page of 1024.
+    const Json& group = json.at("workers").at(0).at("groups").at(0);
+    EXPECT_EQ(group.at("padding_bytes_per_block"), (1024u - 400) * group.at("layers").size());
+    EXPECT_FALSE(group.at("reasons").empty());
+}
+
+TEST(Explain, TextNamesEveryGroupsFirstLayer) {
+    const World w;
+    const Model none = model();
+    for (const Plan& p : {plan({{w.layers.get(), 100000}}, w.config),
+                          plan({{none.get(), 0}, {w.layers.get(), 100000}}, w.config)}) {
+        const std::string text = explanation(p, KVPAGES_TEXT_FORMAT_TEXT);
+        for (std::size_t group = 0; group < worker_info(p).num_groups; ++group) {
+            const std::size_t worker = kvpages_plan_num_workers(p.get()) - 1;
+            EXPECT_NE(text.find(group_layers(p, group, worker)[0]), std::string::npos) << text;
+        }
+        EXPECT_NE(text.find(std::to_string(worker_info(p).num_blocks)), std::string::npos) << text;
+        EXPECT_NE(text.find("64 tokens"), std::string::npos) << text;
+    }
+}
+
+TEST(Explain, APlanFromPartsSaysWhatIsNotKnown) {
+    const Model m = model();
+    add(m, "A", full(16, 2, 8), backend(packed_nhd));
+    Parts parts;
+    parts.num_blocks = 3;
+    parts.groups = {{{"A"}, 0}};
+    parts.tensors = {{3 * 1024, {"A"}, 0, 0}};
+    const Plan p = plan_from(m, parts);
+    expect_equal_to_accessors(p);
+    EXPECT_NE(explanation(p, KVPAGES_TEXT_FORMAT_TEXT).find("unknown"), std::string::npos);
+}
