@@ -2441,7 +2441,8 @@ kvpages_status kvpages_plan_copy_explanation(const struct kvpages_plan *plan,
  *
  * @param values       Borrowed. num_values numbers, each 1 to 2^20.
  * @param num_values   At least 1.
- * @param lower_bound  The smallest number allowed; 0 for 1.
+ * @param lower_bound  The smallest number allowed, and the answer when it is more
+ *                     than every value; 0 for 1.
  * @param[out] out     The number. Not NULL.
  */
 KVPAGES_API

@@ -4,6 +4,8 @@
 //! `get_kv_cache_stride_order`, `get_supported_kernel_block_sizes`, `indexes_kv_by_block_stride` of
 //! the class in `vllm/v1/attention/backends` or `vllm/models`). Graph support is that of its metadata
 //! builder; where it depends on the device or the kernel's version, it is the least of them.
+//! DeepSeek V4's classes do not say that they index by block stride, but their pages are aligned and
+//! packed, so their kernels do.
 
 use super::{
     Backend, BackendError, Contract, GraphSupport, IndexWidth, KernelBlockSize, Layout,
@@ -198,22 +200,22 @@ presets! {
         ..latent(&[Exact(64)], false)
     };
     /// DeepSeek V4's compressed latents.
-    DeepseekV4Mla = 26, "DEEPSEEK_V4_FLASHMLA": latent(&[Exact(256)], false);
+    DeepseekV4Mla = 26, "DEEPSEEK_V4_FLASHMLA": latent(&[Exact(256)], true);
     /// The indexer of DeepSeek V4.
     DeepseekV4Indexer = 27, "DEEPSEEK_V4_INDEXER": Terms {
         num_kv_heads: Some(1),
-        ..latent(&[Exact(256)], false)
+        ..latent(&[Exact(256)], true)
     };
     /// DeepSeek V4's sliding-window latents.
     DeepseekV4SlidingWindow = 28, "DEEPSEEK_SPARSE_SWA": Terms {
         num_kv_heads: Some(1),
-        ..latent(&[MultipleOf(64)], false)
+        ..latent(&[MultipleOf(64)], true)
     };
     /// DeepSeek V4's compressor states.
     DeepseekV4Compressor = 29, "DEEPSEEK_V4_COMPRESSOR": Terms {
         num_kv_heads: Some(1),
         graph_support: Always,
-        ..latent(&[MultipleOf(1)], false)
+        ..latent(&[MultipleOf(1)], true)
     };
     /// Mamba, first version.
     Mamba1 = 30, "MAMBA1_ATTN": state(UniformBatch);

@@ -188,6 +188,14 @@ struct Member<'a> {
     kernel_block_size: Option<u64>,
 }
 
+/// Where a layer's own pages are, and its views of them.
+#[derive(Clone)]
+struct Placed {
+    allocation: usize,
+    pages: Pages,
+    views: Range<usize>,
+}
+
 struct Draft<'a> {
     plan: &'a WorkerPlan,
     members: Vec<Option<Member<'a>>>,
@@ -196,8 +204,8 @@ struct Draft<'a> {
     alignment: u64,
     views: Vec<View>,
     regions: Vec<Region>,
-    /// For each layer of the model the allocation and the views of its own pages.
-    placed: Vec<Option<(usize, Range<usize>)>>,
+    /// For each layer of the model where its own pages are.
+    placed: Vec<Option<Placed>>,
 }
 
 impl<'a> Draft<'a> {
@@ -281,7 +289,11 @@ impl<'a> Draft<'a> {
                     runs: view.runs,
                 });
                 region.get_or_insert(view.runs);
-                self.placed[layer] = Some((allocation, first_view..self.views.len()));
+                self.placed[layer] = Some(Placed {
+                    allocation,
+                    pages,
+                    views: first_view..self.views.len(),
+                });
             }
         }
         check_ownership(&mut owned)
@@ -317,6 +329,48 @@ impl<'a> Draft<'a> {
         Ok(())
     }
 
+    /// A layer that shares gets its owner's view, so its own backend must read just that one.
+    fn check_sharer(
+        &self,
+        layer: usize,
+        owner: usize,
+        member: Member<'a>,
+        placed: &Placed,
+    ) -> Result<(), BlueprintError> {
+        let (layer, owner) = (self.layer(layer), self.layer(owner));
+        let (Some(wants), Some(has)) = (&layer.backend, &owner.backend) else {
+            return Ok(());
+        };
+        let Spec::Attention(attention) = member.spec.as_ref() else {
+            return Ok(());
+        };
+        if Arc::ptr_eq(wants, has) || wants == has {
+            return Ok(());
+        }
+        let size = kernel_block_slots(attention, member.kernel_block_size);
+        let view = attention_view(attention, wants, size, &placed.pages);
+        let view = view.map_err(|error| BlueprintError::View {
+            layer: layer.name.to_string(),
+            backend: wants.name().to_owned(),
+            error,
+        })?;
+        let given = self.views.get(placed.views.start);
+        if given.is_some_and(|given| given.is_same_as(&view)) {
+            return Ok(());
+        }
+        let mode = attention.fields().quant_mode;
+        let text = |backend: &Backend| match backend.layout(mode) {
+            Some(layout) => format!("\"{layout}\" ({})", backend.name()),
+            None => format!("nothing ({})", backend.name()),
+        };
+        Err(BlueprintError::SharedLayoutDiffers {
+            layer: layer.name.to_string(),
+            owner: owner.name.to_string(),
+            wanted: text(wants),
+            given: text(has),
+        })
+    }
+
     /// An allocation is one region, unless its only layer spreads each block over several runs.
     fn push_regions(
         &mut self,
@@ -324,7 +378,19 @@ impl<'a> Draft<'a> {
         tensor: &PoolTensor,
         runs: Option<BlockRuns>,
     ) -> Result<(), BlueprintError> {
-        let Some(runs) = runs else { return Ok(()) };
+        // Memory of layers without a backend has no view, but its blocks lie one after another.
+        let step = match tensor.block_stride {
+            0 => tensor.size / self.plan.num_blocks.max(1),
+            stride => stride,
+        };
+        let runs = runs.unwrap_or(BlockRuns {
+            num_blocks: self.plan.num_blocks,
+            offset_bytes: 0,
+            step_bytes: step,
+            span_bytes: step,
+            runs: 1,
+            run_step_bytes: 0,
+        });
         for run in 0..runs.runs {
             let spread = runs.runs > 1;
             self.regions.push(Region {
@@ -358,22 +424,22 @@ impl<'a> Draft<'a> {
         let mut layers = Vec::with_capacity(owners.len());
         let mut place = vec![None; owners.len()];
         for (layer, &owner) in owners.iter().enumerate() {
-            let Some((allocation, views)) = self.placed[owner].clone() else {
+            let Some(placed) = self.placed[owner].clone() else {
                 continue;
             };
             let Some(member) = self.members[owner] else {
                 continue;
             };
-            check_shared_layout(self.layer(layer), self.layer(owner), member.spec)?;
+            self.check_sharer(layer, owner, member, &placed)?;
             place[layer] = Some(layers.len());
             layers.push(LayerViews {
                 layer,
                 owner,
                 group: member.group,
-                allocation,
+                allocation: placed.allocation,
                 spec: Arc::clone(member.spec),
                 kernel_block_size: member.kernel_block_size.unwrap_or(0),
-                views,
+                views: placed.views,
             });
         }
         for layer in &mut layers {
@@ -400,28 +466,4 @@ fn kernel_block_slots(spec: &Attention, kernel_block_size: Option<u64>) -> u64 {
         return spec.storage_block_size();
     }
     kernel_block_size.unwrap_or(0)
-}
-
-fn check_shared_layout(layer: &Layer, owner: &Layer, spec: &Spec) -> Result<(), BlueprintError> {
-    let (Some(wants), Some(has), Some(attention)) = (
-        layer.backend.as_deref(),
-        owner.backend.as_deref(),
-        spec.as_attention(),
-    ) else {
-        return Ok(());
-    };
-    let mode = attention.fields().quant_mode;
-    if std::ptr::eq(wants, has) || wants.layout(mode) == has.layout(mode) {
-        return Ok(());
-    }
-    let text = |backend: &Backend| match backend.layout(mode) {
-        Some(layout) => format!("\"{layout}\" ({})", backend.name()),
-        None => format!("nothing ({})", backend.name()),
-    };
-    Err(BlueprintError::SharedLayoutDiffers {
-        layer: layer.name.to_string(),
-        owner: owner.name.to_string(),
-        wanted: text(wants),
-        given: text(has),
-    })
 }

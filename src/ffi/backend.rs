@@ -171,8 +171,7 @@ pub unsafe extern "C" fn kvpages_backend_create(
 ) -> kvpages_status {
     guard(|| {
         // SAFETY: the caller's contract.
-        let out = unsafe { input::out(out, "out") }?;
-        *out = std::ptr::null_mut();
+        let out = unsafe { input::cleared(out, "out") }?;
         // SAFETY: the caller's contract.
         let contract = unsafe { read_contract(extensible::read(config)?) }?;
         *out = give(Backend::new(contract)?);
@@ -193,8 +192,7 @@ pub unsafe extern "C" fn kvpages_backend_create_preset(
 ) -> kvpages_status {
     guard(|| {
         // SAFETY: the caller's contract.
-        let out = unsafe { input::out(out, "out") }?;
-        *out = std::ptr::null_mut();
+        let out = unsafe { input::cleared(out, "out") }?;
         *out = give(input::listed::<Preset>(preset, "preset")?.backend()?);
         Ok(())
     })
@@ -239,11 +237,10 @@ pub unsafe extern "C" fn kvpages_select_kernel_block_size(
         // SAFETY: the caller's contract.
         let (out, pointers) = unsafe {
             (
-                input::out(out, "out")?,
+                input::cleared(out, "out")?,
                 input::array(backends, num_backends, "backends")?,
             )
         };
-        *out = 0;
         let mut all = input::reserve(num_backends, "backends")?;
         for (i, &pointer) in pointers.iter().enumerate() {
             // SAFETY: the caller's contract.
@@ -363,9 +360,14 @@ unsafe fn read_layout(
             input::optional_text(memory_order, "memory_order")?,
         )
     };
-    Ok(layout
-        .map(|layout| Layout::parse(layout, order))
-        .transpose()?)
+    match (layout, order) {
+        (Some(layout), order) => Ok(Some(Layout::parse(layout, order)?)),
+        (None, None) => Ok(None),
+        (None, Some(order)) => Err(Failure::invalid(
+            "layout_order",
+            format!("memory_order is \"{order}\", but there is no layout"),
+        )),
+    }
 }
 
 #[cfg(test)]

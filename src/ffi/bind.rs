@@ -47,8 +47,7 @@ pub unsafe extern "C" fn kvpages_layer_index(
 ) -> kvpages_status {
     guard(|| {
         // SAFETY: the caller's contract.
-        let out = unsafe { input::out(out_index, "out_index") }?;
-        *out = 0;
+        let out = unsafe { input::cleared(out_index, "out_index") }?;
         // SAFETY: the caller's contract.
         let name = unsafe { input::text(layer_name, "layer_name") }?;
         *out = layer_index(name, num_attention_modules.max(1))?;

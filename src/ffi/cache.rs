@@ -164,8 +164,11 @@ pub unsafe extern "C" fn kvpages_cache_create(
 ) -> kvpages_status {
     guard(|| {
         // SAFETY: the caller's contract.
-        let (out, needed) = unsafe { (input::out(out, "out")?, out_needed_bytes.as_mut()) };
-        *out = ptr::null_mut();
+        let (needed, out) = unsafe {
+            let wanted = !out_needed_bytes.is_null();
+            let needed = wanted.then(|| input::cleared(out_needed_bytes, "out_needed_bytes"));
+            input::both(needed.transpose(), input::cleared(out, "out"))
+        }?;
         // SAFETY: the caller's contract.
         let (plan, config) = unsafe { (handle::shared(plan)?, extensible::read(config)?) };
         let (blueprint, names) = plan.worker_blueprint(config.worker)?;
@@ -246,16 +249,18 @@ pub unsafe extern "C" fn kvpages_cache_find_layer(
 ) -> kvpages_status {
     // SAFETY: the caller's contract.
     unsafe {
-        handle::read(cache, |cache| {
-            let out = input::out(out_layer, "out_layer")?;
-            *out = 0;
-            let name = input::text(name, "name")?;
-            let found = cache.blueprint().find(name);
-            *out = found.ok_or_else(|| {
-                Failure::not_found(format!("the cache has no layer of the name {name}"))
-            })?;
-            Ok(())
-        })
+        handle::read(
+            cache,
+            input::cleared(out_layer, "out_layer"),
+            |cache, out| {
+                let name = input::text(name, "name")?;
+                let found = cache.blueprint().find(name);
+                *out = found.ok_or_else(|| {
+                    Failure::not_found(format!("the cache has no layer of the name {name}"))
+                })?;
+                Ok(())
+            },
+        )
     }
 }
 
@@ -292,18 +297,10 @@ pub unsafe extern "C" fn kvpages_cache_get_view(
 ) -> kvpages_status {
     // SAFETY: the caller's contract.
     unsafe {
-        handle::read(cache, |cache| {
-            let out = input::out(out, "out")?;
-            match cache.views_of(layer).get(view) {
-                Some(tensor) => {
-                    *out = *tensor;
-                    Ok(())
-                }
-                None => {
-                    *out = NO_TENSOR;
-                    Err(cache.no_view(layer, view))
-                }
-            }
+        handle::read(cache, input::cleared(out, "out"), |cache, out| {
+            let found = cache.views_of(layer).get(view);
+            *out = *found.ok_or_else(|| cache.no_view(layer, view))?;
+            Ok(())
         })
     }
 }
@@ -325,8 +322,7 @@ pub unsafe extern "C" fn kvpages_cache_get_report(
 ) -> kvpages_status {
     // SAFETY: the caller's contract.
     unsafe {
-        handle::read(cache, |cache| {
-            let out = extensible::out(out)?;
+        handle::read(cache, extensible::out(out), |cache, out| {
             let (layer, view) = cache.found(layer, view)?;
             out.fill(report(view, layer.allocation, layer.owner));
             Ok(())
@@ -349,8 +345,7 @@ pub unsafe extern "C" fn kvpages_cache_get_layer(
 ) -> kvpages_status {
     // SAFETY: the caller's contract.
     unsafe {
-        handle::read(cache, |cache| {
-            let out = extensible::out(out)?;
+        handle::read(cache, extensible::out(out), |cache, out| {
             let found = cache.blueprint().layers().get(layer);
             let found = found.ok_or_else(|| cache.no_view(layer, 0))?;
             let of_model = cache.blueprint().model().layers().get(found.layer);
@@ -389,8 +384,7 @@ pub unsafe extern "C" fn kvpages_cache_get_axes(
 ) -> kvpages_status {
     // SAFETY: the caller's contract.
     unsafe {
-        handle::read(cache, |cache| {
-            let out = extensible::out(out)?;
+        handle::read(cache, extensible::out(out), |cache, out| {
             let (found, view) = cache.found(layer, 0)?;
             let axes = view.axes.ok_or_else(|| {
                 let name = cache.blueprint().name(found);
@@ -440,16 +434,11 @@ pub unsafe extern "C" fn kvpages_cache_get_allocation(
 ) -> kvpages_status {
     // SAFETY: the caller's contract.
     unsafe {
-        handle::read(cache, |cache| {
-            let out = input::out(out, "out")?;
-            *out = kvpages_allocation {
-                data: ptr::null_mut(),
-                size_bytes: 0,
-            };
+        handle::read(cache, input::cleared(out, "out"), |cache, out| {
             let all = cache.cache.allocations();
             let found = all
                 .get(allocation)
-                .ok_or_else(|| none_of("allocations", all.len()))?;
+                .ok_or_else(|| none_of("allocation", allocation, all.len()))?;
             *out = kvpages_allocation {
                 data: found.data().as_ptr().cast(),
                 size_bytes: found.bytes(),
@@ -485,19 +474,11 @@ pub unsafe extern "C" fn kvpages_cache_get_region(
 ) -> kvpages_status {
     // SAFETY: the caller's contract.
     unsafe {
-        handle::read(cache, |cache| {
-            let out = input::out(out, "out")?;
-            *out = kvpages_region {
-                data: ptr::null_mut(),
-                size_bytes: 0,
-                block_step_bytes: 0,
-                num_blocks: 0,
-                allocation: 0,
-            };
+        handle::read(cache, input::cleared(out, "out"), |cache, out| {
             let all = cache.blueprint().regions();
             let found = all
                 .get(region)
-                .ok_or_else(|| none_of("regions", all.len()))?;
+                .ok_or_else(|| none_of("region", region, all.len()))?;
             *out = kvpages_region {
                 data: cache.address(found.allocation, found.offset_bytes).cast(),
                 size_bytes: found.size_bytes,
@@ -532,27 +513,24 @@ pub unsafe extern "C" fn kvpages_cache_copy_bound_layers(
 ) -> kvpages_status {
     // SAFETY: the caller's contract.
     unsafe {
-        handle::read(cache, |cache| {
-            *input::out(out_count, "out_count")? = 0;
-            let blueprint = cache.blueprint();
-            let names = blueprint.layers().iter().map(|layer| blueprint.name(layer));
-            let names: Vec<&str> = names.collect();
-            let order = bind_order(&names, num_attention_modules.max(1))?;
-            input::copy_out(&order, layers, capacity, out_count, "layers")
-        })
+        handle::read(
+            cache,
+            input::cleared(out_count, "out_count"),
+            |cache, out_count| {
+                let blueprint = cache.blueprint();
+                let names = blueprint.layers().iter().map(|layer| blueprint.name(layer));
+                let names: Vec<&str> = names.collect();
+                let order = bind_order(&names, num_attention_modules.max(1))?;
+                input::copy_out(&order, layers, capacity, out_count, "layers")
+            },
+        )
     }
 }
 
-const NO_TENSOR: kvpages_tensor = kvpages_tensor {
-    data: ptr::null_mut(),
-    shape: ptr::null(),
-    strides: ptr::null(),
-    dtype: 0,
-    ndim: 0,
-};
-
-fn none_of(what: &str, count: usize) -> Failure {
-    Failure::not_found(format!("the cache has {count} {what}"))
+fn none_of(what: &str, number: usize, count: usize) -> Failure {
+    Failure::not_found(format!(
+        "{what} {number} is not there, the cache has {count}"
+    ))
 }
 
 impl CacheHandle {

@@ -88,20 +88,21 @@ pub(super) unsafe fn shared<'a, H: Opaque + 'a>(handle: *const H) -> Result<&'a 
     handle.handle().usable(H::NAME).map(|handle| &handle.value)
 }
 
-/// Runs a call that reads a handle.
+/// Runs a call that reads a handle and fills `outputs`, which were cleared before.
 ///
 /// # Safety
 /// As [`shared`].
-pub(super) unsafe fn read<H: Opaque>(
+pub(super) unsafe fn read<H: Opaque, O>(
     handle: *const H,
-    body: impl FnOnce(&H::Value) -> Result<(), Failure>,
+    outputs: Result<O, Failure>,
+    body: impl FnOnce(&H::Value, O) -> Result<(), Failure>,
 ) -> kvpages_status {
     // SAFETY: the caller's contract.
     let Some(handle) = (unsafe { handle.as_ref() }) else {
         return remember(Failure::null(H::NAME));
     };
     match handle.handle().usable(H::NAME) {
-        Ok(Handle { poisoned, value }) => run(poisoned, || body(value)),
+        Ok(Handle { poisoned, value }) => run(poisoned, || body(value, outputs?)),
         Err(failure) => remember(failure),
     }
 }
@@ -169,25 +170,34 @@ mod tests {
         // SAFETY: the handle is live and used by this thread only.
         unsafe {
             assert_eq!(
-                read(number, |n| {
+                read(number, Ok(()), |n, ()| {
                     assert_eq!(*n, 7);
                     Ok(())
                 }),
                 kvpages_status::Ok
             );
             assert_eq!(change(number, |_| panic!("boom")), kvpages_status::Internal);
-            assert_eq!(read(number, |_| Ok(())), kvpages_status::Poisoned);
+            assert_eq!(
+                read(number, Ok(()), |_, ()| Ok(())),
+                kvpages_status::Poisoned
+            );
             assert_eq!(change(number, |_| Ok(())), kvpages_status::Poisoned);
             assert!(shared(number.cast_const()).is_err());
             assert_eq!(get(number, 3, |n| *n), 3);
             destroy(number);
             let number: *mut Number = give(7);
-            assert_eq!(read(number, |_| panic!("boom")), kvpages_status::Internal);
-            assert_eq!(read(number, |_| Ok(())), kvpages_status::Poisoned);
+            assert_eq!(
+                read(number, Ok(()), |_, ()| panic!("boom")),
+                kvpages_status::Internal
+            );
+            assert_eq!(
+                read(number, Ok(()), |_, ()| Ok(())),
+                kvpages_status::Poisoned
+            );
             destroy(number);
             destroy::<Number>(std::ptr::null_mut());
             assert_eq!(
-                read::<Number>(std::ptr::null(), |_| Ok(())),
+                read::<Number, ()>(std::ptr::null(), Ok(()), |_, ()| Ok(())),
                 kvpages_status::NullArgument
             );
         }

@@ -14,6 +14,24 @@ pub(super) unsafe fn out<'a, T>(out: *mut T, name: &str) -> Result<&'a mut T, Fa
     unsafe { out.as_mut() }.ok_or_else(|| Failure::null(name))
 }
 
+/// A place for a result, all zero until it is filled: what stands there after a failure.
+///
+/// # Safety
+/// As [`out`], and all zero bytes are a value of `T`.
+pub(super) unsafe fn cleared<'a, T: Copy>(out: *mut T, name: &str) -> Result<&'a mut T, Failure> {
+    if !out.is_null() {
+        // SAFETY: the caller's contract.
+        unsafe { out.write_bytes(0, 1) };
+    }
+    // SAFETY: the caller's contract.
+    unsafe { self::out(out, name) }
+}
+
+/// Two places, both cleared before either is found missing.
+pub(super) fn both<A, B>(a: Result<A, Failure>, b: Result<B, Failure>) -> Result<(A, B), Failure> {
+    Ok((a?, b?))
+}
+
 /// An array.
 ///
 /// # Safety
@@ -170,16 +188,15 @@ pub(super) fn known_bits(value: u32, known: u32, name: &str) -> Result<u32, Fail
 /// Copies values into a caller's array, or says how many there are.
 ///
 /// # Safety
-/// `data` is NULL or valid for writes of `capacity` values; `out_count` is NULL or valid for a write.
+/// `data` is NULL or valid for writes of `capacity` values.
 pub(super) unsafe fn copy_out<T: Copy>(
     values: &[T],
     data: *mut T,
     capacity: usize,
-    out_count: *mut usize,
+    out_count: &mut usize,
     name: &str,
 ) -> Result<(), Failure> {
-    // SAFETY: the caller's contract.
-    *unsafe { out(out_count, "out_count") }? = values.len();
+    *out_count = values.len();
     if capacity < values.len() {
         return Err(Failure::too_small(name, values.len(), capacity));
     }

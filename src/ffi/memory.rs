@@ -95,8 +95,7 @@ pub unsafe extern "C" fn kvpages_memory_create_external(
 ) -> kvpages_status {
     guard(|| {
         // SAFETY: the caller's contract.
-        let out = unsafe { input::out(out, "out") }?;
-        *out = std::ptr::null_mut();
+        let out = unsafe { input::cleared(out, "out") }?;
         // SAFETY: the caller's contract.
         let given = unsafe { extensible::read(callbacks) }?;
         input::known_bits(given.reserved0, 0, "kvpages_memory_callbacks.reserved0")?;
@@ -134,8 +133,7 @@ pub unsafe extern "C" fn kvpages_memory_create_adopted(
 ) -> kvpages_status {
     guard(|| {
         // SAFETY: the caller's contract.
-        let out = unsafe { input::out(out, "out") }?;
-        *out = std::ptr::null_mut();
+        let out = unsafe { input::cleared(out, "out") }?;
         let data = NonNull::new(data.cast::<u8>()).ok_or_else(|| Failure::null("data"))?;
         let ends_inside = (data.as_ptr() as usize).checked_add(bytes).is_some();
         if !ends_inside || isize::try_from(bytes).is_err() {

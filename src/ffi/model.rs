@@ -111,16 +111,18 @@ pub unsafe extern "C" fn kvpages_model_find_layer(
 ) -> kvpages_status {
     // SAFETY: the caller's contract.
     unsafe {
-        handle::read(model, |model| {
-            let out = input::out(out_index, "out_index")?;
-            *out = 0;
-            let name = input::text(name, "name")?;
-            let found = model.model.find(name);
-            *out = found.ok_or_else(|| {
-                Failure::not_found(format!("the model has no layer of the name {name}"))
-            })?;
-            Ok(())
-        })
+        handle::read(
+            model,
+            input::cleared(out_index, "out_index"),
+            |model, out| {
+                let name = input::text(name, "name")?;
+                let found = model.model.find(name);
+                *out = found.ok_or_else(|| {
+                    Failure::not_found(format!("the model has no layer of the name {name}"))
+                })?;
+                Ok(())
+            },
+        )
     }
 }
 
@@ -129,13 +131,11 @@ pub unsafe extern "C" fn kvpages_model_find_layer(
 unsafe fn add_layer(model: &mut ModelHandle, given: kvpages_layer) -> Result<(), Failure> {
     input::known_bits(given.reserved0, 0, "kvpages_layer.reserved0")?;
     // SAFETY: the caller's contract.
-    let (name, target) = unsafe {
-        (
-            input::text(given.name, "the layer's name")?,
-            input::optional_text(given.shares_with, "shares_with")?,
-        )
-    };
+    let name = unsafe { input::text(given.name, "the layer's name") }?;
     let of_layer = |failure: Failure| failure.of("layer", name);
+    // SAFETY: the caller's contract.
+    let target = unsafe { input::optional_text(given.shares_with, "shares_with") };
+    let target = target.map_err(of_layer)?;
     let spec = if given.spec.is_null() {
         None
     } else {

@@ -343,15 +343,11 @@ pub unsafe extern "C" fn kvpages_plan_create(
 ) -> kvpages_status {
     guard(|| {
         // SAFETY: the caller's contract.
-        let (out, shortfall) = unsafe {
-            let out = input::out(out, "out")?;
-            *out = ptr::null_mut();
+        let (shortfall, out) = unsafe {
             let wanted = !out_shortfall.is_null();
-            (
-                out,
-                wanted.then(|| extensible::out(out_shortfall)).transpose()?,
-            )
-        };
+            let shortfall = wanted.then(|| extensible::out(out_shortfall)).transpose();
+            input::both(shortfall, input::cleared(out, "out"))
+        }?;
         // SAFETY: the caller's contract.
         let (config, given) = unsafe {
             (
@@ -401,8 +397,7 @@ pub unsafe extern "C" fn kvpages_plan_create_from_parts(
 ) -> kvpages_status {
     guard(|| {
         // SAFETY: the caller's contract.
-        let out = unsafe { input::out(out, "out") }?;
-        *out = ptr::null_mut();
+        let out = unsafe { input::cleared(out, "out") }?;
         // SAFETY: the caller's contract.
         let (model, parts) = unsafe {
             (
@@ -460,8 +455,7 @@ pub unsafe extern "C" fn kvpages_plan_get_worker(
 ) -> kvpages_status {
     // SAFETY: the caller's contract.
     unsafe {
-        handle::read(plan, |plan| {
-            let out = extensible::out(out)?;
+        handle::read(plan, extensible::out(out), |plan, out| {
             let found = plan.worker(worker)?;
             out.fill(kvpages_worker_info {
                 struct_size: 0,
@@ -498,8 +492,7 @@ pub unsafe extern "C" fn kvpages_plan_get_group(
 ) -> kvpages_status {
     // SAFETY: the caller's contract.
     unsafe {
-        handle::read(plan, |plan| {
-            let out = extensible::out(out)?;
+        handle::read(plan, extensible::out(out), |plan, out| {
             let found = plan.group(worker, group)?;
             out.fill(describe_group(found, &plan.plan.config.limits)?);
             Ok(())
@@ -530,8 +523,11 @@ pub unsafe extern "C" fn kvpages_plan_get_group_spec(
 ) -> kvpages_status {
     // SAFETY: the caller's contract.
     unsafe {
-        handle::read(plan, |plan| {
-            let (out, out_name) = (extensible::out(out)?, out_layer_name.as_mut());
+        let out_name = out_layer_name.as_mut().map(|name| {
+            *name = ptr::null();
+            name
+        });
+        handle::read(plan, extensible::out(out), |plan, out| {
             let found = plan.group(worker, group)?;
             let specs = found.spec.specs();
             let spec = specs.get(index).ok_or_else(|| {
@@ -589,8 +585,7 @@ pub unsafe extern "C" fn kvpages_plan_get_tensor(
 ) -> kvpages_status {
     // SAFETY: the caller's contract.
     unsafe {
-        handle::read(plan, |plan| {
-            let out = extensible::out(out)?;
+        handle::read(plan, extensible::out(out), |plan, out| {
             let all = &plan.worker(worker)?.tensors;
             let found = all.get(tensor).ok_or_else(|| {
                 let count = all.len();
@@ -652,10 +647,11 @@ pub unsafe extern "C" fn kvpages_plan_resolve_block_sizes(
 ) -> kvpages_status {
     // SAFETY: the caller's contract.
     unsafe {
-        handle::read(plan, |plan| {
-            let scheduler = input::out(out_scheduler_block_size, "out_scheduler_block_size")?;
-            let hash = input::out(out_hash_block_size, "out_hash_block_size")?;
-            (*scheduler, *hash) = (0, 0);
+        let outputs = input::both(
+            input::cleared(out_scheduler_block_size, "out_scheduler_block_size"),
+            input::cleared(out_hash_block_size, "out_hash_block_size"),
+        );
+        handle::read(plan, outputs, |plan, (scheduler, hash)| {
             let given = extensible::read(config)?;
             input::known_bits(given.reserved0, 0, "kvpages_block_size_config.reserved0")?;
             input::known_bits(given.hashes_blocks, 1, "hashes_blocks")?;
@@ -694,28 +690,30 @@ pub unsafe extern "C" fn kvpages_plan_copy_explanation(
 ) -> kvpages_status {
     // SAFETY: the caller's contract.
     unsafe {
-        handle::read(plan, |plan| {
-            let length = input::out(out_length, "out_length")?;
-            *length = 0;
-            let text = match format {
-                0 => plan.text.get_or_init(|| plan.plan.explain_text()),
-                1 => plan.json.get_or_init(|| plan.plan.explain_json()),
-                other => {
-                    return Err(Failure::invalid(
-                        "unknown_value",
-                        format!("format is {other}, which is not one of its values"),
-                    ));
+        handle::read(
+            plan,
+            input::cleared(out_length, "out_length"),
+            |plan, length| {
+                let text = match format {
+                    0 => plan.text.get_or_init(|| plan.plan.explain_text()),
+                    1 => plan.json.get_or_init(|| plan.plan.explain_json()),
+                    other => {
+                        return Err(Failure::invalid(
+                            "unknown_value",
+                            format!("format is {other}, which is not one of its values"),
+                        ));
+                    }
+                };
+                *length = text.len();
+                if capacity <= text.len() {
+                    return Err(Failure::too_small("buffer", text.len() + 1, capacity));
                 }
-            };
-            *length = text.len();
-            if capacity <= text.len() {
-                return Err(Failure::too_small("buffer", text.len() + 1, capacity));
-            }
-            let buffer = input::array_mut(buffer.cast::<u8>(), text.len() + 1, "buffer")?;
-            buffer[..text.len()].copy_from_slice(text.as_bytes());
-            buffer[text.len()] = 0;
-            Ok(())
-        })
+                let buffer = input::array_mut(buffer.cast::<u8>(), text.len() + 1, "buffer")?;
+                buffer[..text.len()].copy_from_slice(text.as_bytes());
+                buffer[text.len()] = 0;
+                Ok(())
+            },
+        )
     }
 }
 
@@ -725,7 +723,8 @@ pub unsafe extern "C" fn kvpages_plan_copy_explanation(
 ///
 /// @param values       Borrowed. num_values numbers, each 1 to 2^20.
 /// @param num_values   At least 1.
-/// @param lower_bound  The smallest number allowed; 0 for 1.
+/// @param lower_bound  The smallest number allowed, and the answer when it is more
+///                     than every value; 0 for 1.
 /// @param[out] out     The number. Not NULL.
 #[must_use]
 #[unsafe(no_mangle)]
@@ -739,11 +738,10 @@ pub unsafe extern "C" fn kvpages_layer_tuple_count(
         // SAFETY: the caller's contract.
         let (out, values) = unsafe {
             (
-                input::out(out, "out")?,
+                input::cleared(out, "out")?,
                 input::array(values, num_values, "values")?,
             )
         };
-        *out = 0;
         *out = plan::layer_tuple_count(values, lower_bound)?;
         Ok(())
     })

@@ -13,7 +13,7 @@ use crate::num;
 use crate::plan;
 use crate::spec::{
     Attention, AttentionFields, AttentionKind, Content, DemandError, Limits, QuantMode, Spec,
-    SpecSet, State, StateCacheMode, StateFields, StateKind, merge, uniformity,
+    SpecError, SpecSet, State, StateCacheMode, StateFields, StateKind, merge, uniformity,
 };
 
 /// How keys and values are quantised.
@@ -470,7 +470,7 @@ pub unsafe extern "C" fn kvpages_spec_set_copy_page_sizes(
     guard(|| {
         // SAFETY: the caller's contract.
         unsafe {
-            *input::out(out_count, "out_count")? = 0;
+            let out_count = input::cleared(out_count, "out_count")?;
             let pages = read_set(specs, num_specs)?.distinct_pages();
             input::copy_out(
                 &pages,
@@ -540,7 +540,7 @@ pub unsafe extern "C" fn kvpages_quant_mode_from_cache_dtype(
         // SAFETY: the caller's contract.
         let (out, text) = unsafe {
             (
-                input::out(out, "out")?,
+                input::cleared(out, "out")?,
                 input::text(cache_dtype, "cache_dtype")?,
             )
         };
@@ -568,12 +568,11 @@ pub unsafe extern "C" fn kvpages_kv_heads_per_rank(
     guard(|| {
         // SAFETY: the caller's contract.
         let (out_heads, out_replicas) = unsafe {
-            (
-                input::out(out_heads, "out_heads")?,
-                input::out(out_replicas, "out_replicas")?,
+            input::both(
+                input::cleared(out_heads, "out_heads"),
+                input::cleared(out_replicas, "out_replicas"),
             )
-        };
-        (*out_heads, *out_replicas) = (0, 0);
+        }?;
         (*out_heads, *out_replicas) = plan::kv_heads_per_rank(total_kv_heads, num_ranks)?;
         Ok(())
     })
@@ -727,18 +726,30 @@ unsafe fn read_attention(given: &kvpages_spec, kind: AttentionKind) -> Result<At
 /// # Safety
 /// The arrays are NULL or as long as they are said to be.
 unsafe fn read_state(given: &kvpages_spec) -> Result<State, Failure> {
-    let stray = given.dtype != 0
-        || given.quant_mode != 0
-        || given.num_kv_heads != 0
-        || given.head_size != 0
-        || given.head_size_v != 0
-        || given.sliding_window != 0
-        || given.attention_chunk_size != 0;
-    if stray {
-        return Err(Failure::invalid(
-            "field_not_of_kind",
-            "a field of attention layers is set, but a state layer has none of them".to_owned(),
-        ));
+    // Every field that only attention layers have.
+    let stray = [
+        ("dtype", given.dtype != 0),
+        ("quant_mode", given.quant_mode != 0),
+        ("flags", given.flags != 0),
+        ("num_kv_heads", given.num_kv_heads != 0),
+        ("head_size", given.head_size != 0),
+        ("head_size_v", given.head_size_v != 0),
+        ("sliding_window", given.sliding_window != 0),
+        ("attention_chunk_size", given.attention_chunk_size != 0),
+        ("tq_slot_bytes", given.tq_slot_bytes != 0),
+        ("sink_len", given.sink_len != 0),
+        ("rswa_window", given.rswa_window != 0),
+        ("alignment_bytes", given.alignment_bytes != 0),
+        ("compress_ratio", given.compress_ratio != 0),
+        ("cache_dtype", !given.cache_dtype.is_null()),
+        ("model_version", !given.model_version.is_null()),
+    ];
+    if let Some((field, _)) = stray.into_iter().find(|(_, set)| *set) {
+        return Err(SpecError::FieldNotOfKind {
+            field,
+            kind: "state",
+        }
+        .into());
     }
     let kind = StateKind::ALL
         .into_iter()

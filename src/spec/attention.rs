@@ -402,6 +402,11 @@ fn content(fields: &AttentionFields) -> Result<Content, SpecError> {
         return Ok(Content::Single(key));
     }
     let value = packed_width(fields, "head_size_v", fields.head_size_v)?;
+    // Their sum with two scales is computed in many places.
+    sum(
+        "a key and a value",
+        [key, value, 2 * TOKEN_HEAD_SCALE_BYTES],
+    )?;
     Ok(Content::KeyValue { key, value })
 }
 

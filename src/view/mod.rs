@@ -44,6 +44,14 @@ impl View {
     pub fn strides(&self) -> &[i64] {
         &self.extents[self.extents.len() / 2..]
     }
+
+    /// Whether the other view means the same elements by the same indices.
+    pub fn is_same_as(&self, other: &View) -> bool {
+        self.dtype == other.dtype
+            && self.offset_bytes == other.offset_bytes
+            && self.axes == other.axes
+            && self.extents == other.extents
+    }
 }
 
 /// The pages that a layer has in an allocation.
