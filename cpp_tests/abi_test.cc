@@ -25,6 +25,7 @@ KVPAGES_LAYOUT(kvpages_uniformity, reserved0, 20, 24);
 KVPAGES_LAYOUT(kvpages_spec_set_info, reserved0, 52, 56);
 KVPAGES_LAYOUT(kvpages_quantised_layout, memory_order, 16, 24);
 KVPAGES_LAYOUT(kvpages_backend_config, reserved0, 108, 112);
+KVPAGES_LAYOUT(kvpages_backend_info, has_layout, 44, 48);
 KVPAGES_LAYOUT(kvpages_layer, reserved0, 44, 48);
 KVPAGES_LAYOUT(kvpages_plan_config, reserved0, 68, 72);
 KVPAGES_LAYOUT(kvpages_worker, memory_bytes, 8, 16);

@@ -1503,13 +1503,13 @@ TEST(HostileValues, PlanConfigs) {
     refused([](kvpages_plan_config& c) { c.max_model_len = 0; }, KVPAGES_STATUS_INVALID_ARGUMENT,
             "bad_values", {"max_model_len", "0"});
     refused([](kvpages_plan_config& c) { c.max_model_len = UINT64_MAX; },
-            KVPAGES_STATUS_INVALID_ARGUMENT, "size_overflow", {"worker 0"});
+            KVPAGES_STATUS_INVALID_ARGUMENT, "bad_values", {"max_model_len", "18446744073709551615"});
     refused([](kvpages_plan_config& c) { c.max_model_len = std::uint64_t{1} << 62; },
-            KVPAGES_STATUS_INVALID_ARGUMENT, "size_overflow", {});
+            KVPAGES_STATUS_INVALID_ARGUMENT, "overflow", {});
     refused([](kvpages_plan_config& c) { c.context_parallel_size = 2; },
             KVPAGES_STATUS_INVALID_ARGUMENT, "dcp_sliding_window", {"layers.1.attn", "2"});
     refused([](kvpages_plan_config& c) { c.reserved_blocks = UINT64_MAX; },
-            KVPAGES_STATUS_INVALID_ARGUMENT, "size_overflow", {"worker 0"});
+            KVPAGES_STATUS_INVALID_ARGUMENT, "overflow", {"worker 0"});
     refused([](kvpages_plan_config& c) { c.reserved_blocks = 1000; }, KVPAGES_STATUS_DOES_NOT_FIT,
             "not_enough_memory", {"worker 0", "64"});
     refused(
@@ -1523,7 +1523,7 @@ TEST(HostileValues, PlanConfigs) {
             c.flags = KVPAGES_PLAN_OVERRIDE_NUM_BLOCKS;
             c.num_blocks_override = UINT64_MAX;
         },
-        KVPAGES_STATUS_INVALID_ARGUMENT, "size_overflow", {"worker 0"});
+        KVPAGES_STATUS_INVALID_ARGUMENT, "overflow", {"worker 0"});
     refused(
         [](kvpages_plan_config& c) {
             c.flags = KVPAGES_PLAN_OVERRIDE_NUM_BLOCKS;
@@ -1615,7 +1615,7 @@ TEST(HostileValues, PlanParts) {
              }
              p.tensors[1].offset = page + 2;
          }},
-        {"slot overflows", "size_overflow", {"B"},
+        {"slot overflows", "overflow", {"B"},
          [page](Parts& p) {
              for (Parts::Tensor& tensor : p.tensors) {
                  tensor.stride = 2 * page;
@@ -1834,7 +1834,7 @@ TEST(HostileValues, HelperNumbers) {
                      h.state_cache_mode = KVPAGES_STATE_CACHE_MODE_ALL;
                      h.base_chunk = 0;
                  }},
-          Hybrid{"size_overflow",
+          Hybrid{"overflow",
                  [](kvpages_hybrid_config& h) {
                      h.block_size = std::uint64_t{1} << 40;
                      h.attention_bytes_per_token = std::uint64_t{1} << 40;
@@ -1901,4 +1901,58 @@ TEST(HostileValues, HelperNumbers) {
                       KVPAGES_STATUS_INVALID_ARGUMENT, "overflow"));
     EXPECT_TRUE(demand.is_zero());
     w.expect_unchanged();
+}
+
+// Pointers that cannot point to what they are said to point to.
+TEST(HostileValues, MisalignedPointers) {
+    World w;
+    alignas(16) unsigned char room[256] = {};
+    const auto at = [&](auto type) { return reinterpret_cast<decltype(type)>(room + 1); };
+    const std::vector<std::string> words{"multiple of"};
+    const auto refused = [&](std::int32_t status) {
+        EXPECT_TRUE(fails(status, KVPAGES_STATUS_INVALID_ARGUMENT, "misaligned_pointer", words));
+        w.expect_unchanged();
+    };
+    refused(kvpages_layer_index("layers.1.attn", 1, at(static_cast<std::uint64_t*>(nullptr))));
+    refused(kvpages_cache_get_view(w.allocated.get(), 0, 0,
+                                   at(static_cast<kvpages_tensor*>(nullptr))));
+    refused(kvpages_cache_get_axes(w.allocated.get(), 0,
+                                   at(static_cast<kvpages_view_axes*>(nullptr))));
+    refused(kvpages_model_create(at(static_cast<kvpages_model**>(nullptr))));
+    Info<kvpages_view_report> report;
+    refused(kvpages_view_audit(at(static_cast<kvpages_view*>(nullptr)), &report));
+}
+
+// A merge that would overwrite what it reads.
+TEST(HostileValues, AMergeIntoItsOwnInput) {
+    kvpages_spec a = full(16, 2, 64);
+    const kvpages_spec before = a;
+    const kvpages_spec b = full(16, 2, 64);
+    const kvpages_spec* both[]{&a, &b};
+    EXPECT_TRUE(fails(kvpages_spec_merge(both, 2, &a), KVPAGES_STATUS_INVALID_ARGUMENT,
+                      "output_is_input", {"out"}));
+    EXPECT_EQ(std::memcmp(&a, &before, sizeof a), 0);
+}
+
+TEST(HostileValues, ASchedulerIsGivenNoBlockOfNothing) {
+    World w;
+    kvpages_block_size_config config = KVPAGES_BLOCK_SIZE_CONFIG_INIT;
+    std::uint64_t scheduler = 7, hash = 7;
+    EXPECT_TRUE(fails(
+        kvpages_plan_resolve_block_sizes(w.planned.get(), &config, &scheduler, &hash),
+        KVPAGES_STATUS_INVALID_ARGUMENT, "bad_values", {"cache_block_size", "0"}));
+    EXPECT_EQ(scheduler, 0u);
+    EXPECT_EQ(hash, 0u);
+}
+
+// What cannot be asked of a plan is refused when it is made.
+TEST(HostileValues, RowsOverTooManyRanks) {
+    const Model m = model();
+    add(m, "layers.0.attn", full(16, 2, 64), backend(packed_nhd));
+    kvpages_plan_config config = plan_config(64);
+    config.context_parallel_size = std::uint64_t{1} << 62;
+    Out<kvpages_plan*> out;
+    EXPECT_TRUE(fails(try_plan({{m.get(), 1 << 20}}, config, &out),
+                      KVPAGES_STATUS_INVALID_ARGUMENT, "overflow", {"layers.0.attn"}));
+    EXPECT_TRUE(out.is_zero());
 }

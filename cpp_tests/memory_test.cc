@@ -217,3 +217,21 @@ TEST(Memory, HugeSizesAreRefusedOrFree) {
     EXPECT_EQ(*last, 0);
     *last = 1;
 }
+
+// A cache that fails half-way gives its bytes back, also beside one that lives.
+TEST(Memory, AFailedCacheLeavesItsNeighbourAndItsBytesAlone) {
+    const Model m = model();
+    for (const char* name : {"A", "B"}) add(m, name, full(16, 2, 8), backend(packed_nhd));
+    const Model one = model();
+    add(one, "A", full(16, 2, 8), backend(packed_nhd));
+    const Plan large = plan_of_blocks(m, 40);   // two allocations of 40 KiB
+    const Plan small = plan_of_blocks(one, 40);  // one
+    std::vector<unsigned char> buffer(100 * 1024 + 256);
+    const Memory memory = adopted_memory(buffer.data(), buffer.size());
+    const Cache neighbour = cache(small, memory);
+    kvpages_cache* out = nullptr;
+    EXPECT_TRUE(fails(try_cache(large, memory, &out), KVPAGES_STATUS_OUT_OF_HOST_MEMORY,
+                      "adopted_buffer_full", {"allocation 1 of 2"}));
+    const Cache after = cache(small, memory);
+    expect_zeroed_and_aligned(after, 256);
+}

@@ -390,3 +390,26 @@ TEST(Plan, DeepseekV4PresetsReadItsAlignedPages) {
                   static_cast<std::int64_t>(page_bytes(v4(ratio))));
     }
 }
+
+// Every way of not fitting says by how much.
+TEST(Plan, AShortfallIsAlwaysFilled) {
+    const Model m = model();
+    add(m, "A", full(16, 2, 8), backend(packed_nhd));  // a page of 1024 bytes
+    for (const std::int64_t memory : {std::int64_t{-5}, std::int64_t{0}, std::int64_t{1000}}) {
+        Info<kvpages_shortfall> shortfall;
+        kvpages_plan* out = nullptr;
+        EXPECT_TRUE(fails(try_plan({{m.get(), memory}}, plan_config(64), &out, &shortfall),
+                          KVPAGES_STATUS_DOES_NOT_FIT,
+                          memory > 0 ? "not_enough_memory" : "no_available_memory",
+                          {"worker 0", "4096", std::to_string(memory)}));
+        EXPECT_EQ(shortfall.value.needed_bytes, 4096u);
+        EXPECT_EQ(shortfall.value.available_bytes,
+                  memory > 0 ? static_cast<std::uint64_t>(memory) : 0u);
+        EXPECT_EQ(shortfall.value.longest_model_len, 0u);
+    }
+    kvpages_plan_config config = plan_config(64);
+    config.flags = KVPAGES_PLAN_OVERRIDE_NUM_BLOCKS;
+    kvpages_plan* out = nullptr;
+    EXPECT_TRUE(fails(try_plan({{m.get(), 1 << 30}}, config, &out), KVPAGES_STATUS_DOES_NOT_FIT,
+                      "no_available_memory", {"num_blocks_override"}));
+}

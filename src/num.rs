@@ -7,32 +7,58 @@
 pub const MAX: u64 = i64::MAX as u64;
 
 /// A size that does not fit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("{what} does not fit in 63 bits")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Overflow {
     /// What was being computed.
     pub what: &'static str,
+    /// The first numbers it was computed from, 0 where there were fewer.
+    pub from: [u64; 4],
+}
+
+impl std::error::Error for Overflow {}
+
+impl std::fmt::Display for Overflow {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} of ", self.what)?;
+        for (i, number) in self.from.iter().filter(|&&number| number != 0).enumerate() {
+            write!(f, "{}{number}", if i == 0 { "" } else { ", " })?;
+        }
+        f.write_str(" would need more than 63 bits")
+    }
+}
+
+fn checked(
+    what: &'static str,
+    numbers: impl Iterator<Item = u64> + Clone,
+    result: Option<u64>,
+) -> Result<u64, Overflow> {
+    result.filter(|&value| value <= MAX).ok_or_else(|| {
+        let mut from = [0; 4];
+        for (place, number) in from.iter_mut().zip(numbers) {
+            *place = number;
+        }
+        Overflow { what, from }
+    })
 }
 
 /// The product of `factors`.
-pub fn product(
+pub fn product<I: IntoIterator<Item = u64, IntoIter: Clone>>(
     what: &'static str,
-    factors: impl IntoIterator<Item = u64>,
+    factors: I,
 ) -> Result<u64, Overflow> {
-    factors
-        .into_iter()
-        .try_fold(1u64, u64::checked_mul)
-        .filter(|&value| value <= MAX)
-        .ok_or(Overflow { what })
+    let factors = factors.into_iter();
+    let result = factors.clone().try_fold(1u64, u64::checked_mul);
+    checked(what, factors, result)
 }
 
 /// The sum of `terms`.
-pub fn sum(what: &'static str, terms: impl IntoIterator<Item = u64>) -> Result<u64, Overflow> {
-    terms
-        .into_iter()
-        .try_fold(0u64, u64::checked_add)
-        .filter(|&value| value <= MAX)
-        .ok_or(Overflow { what })
+pub fn sum<I: IntoIterator<Item = u64, IntoIter: Clone>>(
+    what: &'static str,
+    terms: I,
+) -> Result<u64, Overflow> {
+    let terms = terms.into_iter();
+    let result = terms.clone().try_fold(0u64, u64::checked_add);
+    checked(what, terms, result)
 }
 
 /// The smallest multiple of `multiple` (not zero) that is at least `value`.
@@ -61,16 +87,15 @@ mod tests {
     fn products_and_sums_stop_at_63_bits() {
         assert_eq!(product("p", [1 << 31, 1 << 31]), Ok(1 << 62));
         assert_eq!(
-            product("p", [1 << 32, 1 << 31]),
-            Err(Overflow { what: "p" })
+            product("the page", [1 << 32, 1 << 31])
+                .unwrap_err()
+                .to_string(),
+            "the page of 4294967296, 2147483648 would need more than 63 bits"
         );
-        assert_eq!(
-            product("p", [u64::MAX, u64::MAX]),
-            Err(Overflow { what: "p" })
-        );
+        assert!(product("p", [u64::MAX, u64::MAX]).is_err());
         assert_eq!(product("p", [u64::MAX, 0]), Ok(0));
         assert_eq!(sum("s", [MAX, 0]), Ok(MAX));
-        assert_eq!(sum("s", [MAX, 1]), Err(Overflow { what: "s" }));
+        assert!(sum("s", [MAX, 1]).is_err());
     }
 
     #[test]

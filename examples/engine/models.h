@@ -107,19 +107,6 @@ inline kvpages::StateSpec gated_delta_net_state() {
     return spec;
 }
 
-/// The block size with which an attention page is just large enough for a state.
-inline kvpages_hybrid_block hybrid_block(const kvpages::AttentionSpec& attention,
-                                         const kvpages::StateSpec& state,
-                                         std::uint64_t smallest_kernel_block) {
-    kvpages_hybrid_config config = KVPAGES_HYBRID_CONFIG_INIT;
-    config.block_size = attention.block_size;
-    config.smallest_kernel_block = smallest_kernel_block;
-    config.attention_bytes_per_token =
-        kvpages::describe(attention).page_size_bytes / attention.block_size;
-    config.state_page_bytes = kvpages::describe(state).page_size_bytes;
-    return kvpages::hybrid_block_size(config);
-}
-
 /// Qwen3.5 35B-A3B: three gated delta nets to each full attention layer.
 inline EngineModel qwen_3_5_35b() {
     const kvpages::Backend attention = kvpages::Backend::preset(kvpages::Preset::flash_infer_hnd);
@@ -128,7 +115,8 @@ inline EngineModel qwen_3_5_35b() {
     const Layer full{"", "full", 16, 2, 256, 0};
     EngineModel qwen{"Qwen3.5 35B-A3B", {}, {}, laptop(262144)};
     kvpages::StateSpec state = gated_delta_net_state();
-    const kvpages_hybrid_block block = hybrid_block(attention_spec(full, 16), state, 16);
+    const kvpages_hybrid_block block =
+        kvpages::hybrid_block_size(attention_spec(full, 16), state, attention);
     // A state that is kept for one request only is one block long, however long the request.
     state.block_size = qwen.plan_config.max_model_len;
     state.page_size_padded_bytes = block.page_size_bytes;

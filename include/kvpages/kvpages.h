@@ -33,7 +33,8 @@
  * thread, kvpages_last_error_message() is its text, which names the layer, the
  * argument and the numbers, and kvpages_last_error_kind() is its precise kind.
  * A failed call changes nothing; an output that it would have filled is zero or
- * NULL. No call aborts or throws: a bug in the library is
+ * NULL, an array keeps what it held. The text and the kind stay until the next
+ * failure, so they mean something only right after one. No call aborts or throws: a bug in the library is
  * KVPAGES_STATUS_INTERNAL, and from then on the handle involved can only be
  * destroyed.
  *
@@ -53,8 +54,9 @@
  * -------
  * Calls that take a handle as pointer to const may run concurrently on that
  * handle. Any other call needs the handle for itself: the caller excludes all
- * other calls on it. Distinct handles are independent. There are no hidden
- * locks.
+ * other calls on it. Distinct handles are independent. No call waits for
+ * another, but for two that take a lock: creating or destroying a cache in an
+ * adopted buffer, and the first explanation of a plan.
  *
  * Structs that grow
  * -----------------
@@ -658,7 +660,9 @@ typedef struct kvpages_spec {
      */
     uint32_t flags;
     /**
-     * Tokens of one block.
+     * Tokens of one block. Of a state that is kept once
+     * (KVPAGES_STATE_CACHE_MODE_NONE) it has no effect on memory; engines set the
+     * longest sequence.
      */
     uint64_t block_size;
     /**
@@ -748,7 +752,8 @@ typedef struct kvpages_spec {
      */
     uint32_t state_kind;
     /**
-     * State: one of KVPAGES_STATE_CACHE_MODE_*.
+     * State: one of KVPAGES_STATE_CACHE_MODE_*. It tells layers apart; how many
+     * blocks a request needs follows from the mode of the limits or the plan.
      */
     uint32_t state_cache_mode;
     /**
@@ -1050,6 +1055,48 @@ typedef struct kvpages_backend_config {
 /** kvpages_backend_config with struct_size set and all else zero. */
 #define KVPAGES_BACKEND_CONFIG_INIT {sizeof(kvpages_backend_config), NULL, \
     NULL, NULL, NULL, 0, NULL, 0, NULL, 0, 0, 0, 0, 0, 0, 0}
+
+/**
+ * What a backend takes and demands.
+ */
+typedef struct kvpages_backend_info {
+    /**
+     * sizeof(kvpages_backend_info) as the caller compiled it.
+     */
+    size_t struct_size;
+    /**
+     * Tokens of the smallest kernel block that the kernels take.
+     */
+    uint64_t smallest_kernel_block;
+    /**
+     * Key-value heads that the kernels are made for; 0 for any number.
+     */
+    uint64_t num_kv_heads;
+    /**
+     * Bytes that the first element of every block is a multiple of.
+     */
+    uint64_t alignment_bytes;
+    /**
+     * Bits of the integers that the kernels compute element offsets with.
+     */
+    uint32_t index_bits;
+    /**
+     * KVPAGES_BACKEND_* flags.
+     */
+    uint32_t flags;
+    /**
+     * One of KVPAGES_GRAPH_SUPPORT_*.
+     */
+    uint32_t graph_support;
+    /**
+     * 1 when the backend has a layout for attention layers.
+     */
+    uint32_t has_layout;
+} kvpages_backend_info;
+
+/** kvpages_backend_info with struct_size set and all else zero. */
+#define KVPAGES_BACKEND_INFO_INIT {sizeof(kvpages_backend_info), 0, 0, 0, 0, \
+    0, 0, 0}
 
 /**
  * One layer. Everything is Copied.
@@ -1432,7 +1479,7 @@ typedef struct kvpages_block_size_config {
      */
     size_t struct_size;
     /**
-     * Tokens of a block as the engine was configured.
+     * Tokens of a block as the engine was configured. At least 1.
      */
     uint64_t cache_block_size;
     /**
@@ -1549,8 +1596,9 @@ typedef int32_t (*kvpages_allocate_fn)(void *user,
 typedef void (*kvpages_release_fn)(void *user, void *data, size_t bytes);
 
 /**
- * An engine's allocator. The functions must not throw, and are called on the
- * threads that create and destroy caches.
+ * An engine's allocator. The functions are called on the threads that create and
+ * destroy caches, so by several at once when several do. They must not throw, and
+ * must not call kvpages with the same memory or cache.
  */
 typedef struct kvpages_memory_callbacks {
     /**
@@ -2024,8 +2072,8 @@ kvpages_status kvpages_spec_demand(const struct kvpages_spec *spec,
  *
  * @param specs      Borrowed. num_specs pointers, none NULL.
  * @param num_specs  At least 1.
- * @param[out] out   Filled; its pointers are those of specs[0]. Not NULL;
- *                   struct_size set.
+ * @param[out] out   Filled; its pointers are those of specs[0]. None of specs. Not
+ *                   NULL; struct_size set.
  * @retval KVPAGES_STATUS_INVALID_ARGUMENT  They are not one spec; the kind says
  *                   why, and the message names the field.
  */
@@ -2167,6 +2215,17 @@ KVPAGES_API void kvpages_backend_destroy(struct kvpages_backend *backend);
  */
 KVPAGES_API
 const char *kvpages_backend_name(const struct kvpages_backend *backend);
+
+/**
+ * What a backend takes and demands.
+ *
+ * @param backend   Borrowed. Not NULL.
+ * @param[out] out  Filled. Not NULL; struct_size set.
+ */
+KVPAGES_API
+KVPAGES_MUST_USE
+kvpages_status kvpages_backend_get(const struct kvpages_backend *backend,
+                                   struct kvpages_backend_info *out);
 
 /**
  * The kernel block size that several backends agree on for a block: the block
@@ -2490,8 +2549,9 @@ kvpages_status kvpages_memory_create_external(const struct kvpages_memory_callba
                                               struct kvpages_memory **out);
 
 /**
- * A buffer of the engine's, handed out piece by piece. The library zeroes what it
- * takes. When all caches in it are destroyed, it starts anew.
+ * A buffer of the engine's, handed out piece by piece, each behind the last one
+ * that is in use. The library zeroes what it takes. Creating and destroying caches
+ * in it takes a lock.
  *
  * @param data      Kept until the memory and all caches in it are destroyed; the
  *                  host can read and write it, and nothing else uses it. Not NULL.

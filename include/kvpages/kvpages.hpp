@@ -426,6 +426,14 @@ public:
     }
 
     const char* name() const noexcept { return kvpages_backend_name(get()); }
+
+    /// What the backend takes and demands.
+    kvpages_backend_info info() const {
+        kvpages_backend_info out = KVPAGES_BACKEND_INFO_INIT;
+        check(kvpages_backend_get(get(), &out));
+        return out;
+    }
+
     const kvpages_backend* get() const noexcept { return handle_.get(); }
 
 private:
@@ -443,6 +451,19 @@ inline std::uint64_t select_kernel_block_size(std::uint64_t block_size,
     std::uint64_t size = 0;
     check(kvpages_select_kernel_block_size(block_size, raw.data(), raw.size(), &size));
     return size;
+}
+
+/// The smallest block size with which a page of `attention`, read by `backend`, holds `state`.
+inline kvpages_hybrid_block hybrid_block_size(const AttentionSpec& attention,
+                                              const StateSpec& state, const Backend& backend) {
+    kvpages_hybrid_config config = KVPAGES_HYBRID_CONFIG_INIT;
+    config.block_size = attention.block_size;
+    config.smallest_kernel_block = backend.info().smallest_kernel_block;
+    config.attention_bytes_per_token =
+        describe(attention).page_size_bytes / attention.block_size;
+    config.state_page_bytes = describe(state).page_size_bytes;
+    config.state_cache_mode = static_cast<std::uint32_t>(state.cache_mode);
+    return hybrid_block_size(config);
 }
 
 /// A model: its layers, in order.

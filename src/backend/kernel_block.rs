@@ -61,6 +61,12 @@ impl Backend {
         size > 0 && sizes.iter().any(|supported| supported.takes(size))
     }
 
+    /// Tokens of the smallest kernel block that the kernels take.
+    pub fn smallest_kernel_block(&self) -> u64 {
+        let sizes = &self.contract().kernel_block_sizes;
+        sizes.iter().map(|size| size.number()).min().unwrap_or(1)
+    }
+
     /// What [`takes_kernel_block`](Self::takes_kernel_block) accepts, for messages.
     pub fn kernel_block_sizes_text(&self) -> String {
         let sizes = &self.contract().kernel_block_sizes;

@@ -127,7 +127,7 @@ impl Layout {
     }
 
     /// The axes as they lie in memory, outermost first.
-    pub fn axes_in_memory(&self) -> impl DoubleEndedIterator<Item = Axis> + '_ {
+    pub fn axes_in_memory(&self) -> impl DoubleEndedIterator<Item = Axis> + Clone + '_ {
         self.order
             .iter()
             .flat_map(|&dim| self.dims[dim].iter().copied())

@@ -158,6 +158,29 @@ pub struct kvpages_backend_config {
 }
 extensible!(kvpages_backend_config, reserved0: u32);
 
+/// What a backend takes and demands.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct kvpages_backend_info {
+    /// sizeof(kvpages_backend_info) as the caller compiled it.
+    pub struct_size: usize,
+    /// Tokens of the smallest kernel block that the kernels take.
+    pub smallest_kernel_block: u64,
+    /// Key-value heads that the kernels are made for; 0 for any number.
+    pub num_kv_heads: u64,
+    /// Bytes that the first element of every block is a multiple of.
+    pub alignment_bytes: u64,
+    /// Bits of the integers that the kernels compute element offsets with.
+    pub index_bits: u32,
+    /// KVPAGES_BACKEND_* flags.
+    pub flags: u32,
+    /// One of KVPAGES_GRAPH_SUPPORT_*.
+    pub graph_support: u32,
+    /// 1 when the backend has a layout for attention layers.
+    pub has_layout: u32,
+}
+extensible!(kvpages_backend_info, has_layout: u32);
+
 /// Creates a backend.
 ///
 /// @param config    Copied. Not NULL.
@@ -217,6 +240,25 @@ pub unsafe extern "C" fn kvpages_backend_name(backend: *const kvpages_backend) -
     unsafe { handle::get(backend, c"".as_ptr(), |backend| backend.name.as_ptr()) }
 }
 
+/// What a backend takes and demands.
+///
+/// @param backend   Borrowed. Not NULL.
+/// @param[out] out  Filled. Not NULL; struct_size set.
+#[must_use]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvpages_backend_get(
+    backend: *const kvpages_backend,
+    out: *mut kvpages_backend_info,
+) -> kvpages_status {
+    // SAFETY: the caller's contract.
+    unsafe {
+        handle::read(backend, extensible::out(out), |backend, out| {
+            out.fill(describe(&backend.backend));
+            Ok(())
+        })
+    }
+}
+
 /// The kernel block size that several backends agree on for a block: the block
 /// itself when all take it, else the largest exact size of any of them that
 /// divides it and that all take.
@@ -250,6 +292,33 @@ pub unsafe extern "C" fn kvpages_select_kernel_block_size(
         *out = select_kernel_block_size(block_size, &all)?;
         Ok(())
     })
+}
+
+fn describe(backend: &Backend) -> kvpages_backend_info {
+    let contract = backend.contract();
+    let flag = |set, flag| if set { flag } else { 0 };
+    kvpages_backend_info {
+        struct_size: 0,
+        smallest_kernel_block: backend.smallest_kernel_block(),
+        num_kv_heads: contract.num_kv_heads.unwrap_or(0),
+        alignment_bytes: contract.alignment,
+        index_bits: match contract.index_width {
+            IndexWidth::Bits32 => 32,
+            IndexWidth::Bits64 => 64,
+        },
+        flags: flag(
+            contract.follows_block_stride,
+            KVPAGES_BACKEND_FOLLOWS_BLOCK_STRIDE,
+        ) | flag(
+            contract.needs_equal_kv_widths,
+            KVPAGES_BACKEND_NEEDS_EQUAL_KV_WIDTHS,
+        ) | flag(
+            contract.scale_placement == ScalePlacement::PageEnd,
+            KVPAGES_BACKEND_SCALES_AT_PAGE_END,
+        ),
+        graph_support: contract.graph_support as u32,
+        has_layout: u32::from(contract.layout.is_some()),
+    }
 }
 
 fn give(backend: Backend) -> *mut kvpages_backend {

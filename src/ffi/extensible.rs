@@ -3,6 +3,7 @@
 use std::mem::MaybeUninit;
 use std::ptr;
 
+use super::input;
 use super::status::Failure;
 
 /// A `repr(C)` struct that starts with `struct_size: usize`, has no padding at its end, and whose
@@ -104,19 +105,7 @@ impl<T: Extensible> Out<T> {
 /// # Safety
 /// `given` is NULL or valid for a read of its first field.
 unsafe fn stated_size<T: Extensible>(given: *const T) -> Result<usize, Failure> {
-    if given.is_null() {
-        return Err(Failure::null(T::NAME));
-    }
-    if !given.is_aligned() {
-        return Err(Failure::invalid(
-            "misaligned_pointer",
-            format!(
-                "{} is {given:p}, which is not a multiple of {}",
-                T::NAME,
-                align_of::<T>()
-            ),
-        ));
-    }
+    input::aligned(given, T::NAME)?;
     // SAFETY: the first field, by the trait's and the caller's contract.
     let size = unsafe { given.cast::<usize>().read() };
     if size < T::MIN_SIZE || size > MAX_SIZE {

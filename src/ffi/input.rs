@@ -10,8 +10,34 @@ use super::status::Failure;
 /// # Safety
 /// `out` is NULL or valid for writes during the call.
 pub(super) unsafe fn out<'a, T>(out: *mut T, name: &str) -> Result<&'a mut T, Failure> {
-    // SAFETY: the caller's contract.
-    unsafe { out.as_mut() }.ok_or_else(|| Failure::null(name))
+    aligned(out, name)?;
+    // SAFETY: the caller's contract, and the pointer was checked.
+    Ok(unsafe { &mut *out })
+}
+
+/// A frozen struct.
+///
+/// # Safety
+/// `given` is NULL or valid for reads during the call.
+pub(super) unsafe fn one<'a, T>(given: *const T, name: &str) -> Result<&'a T, Failure> {
+    aligned(given, name)?;
+    // SAFETY: the caller's contract, and the pointer was checked.
+    Ok(unsafe { &*given })
+}
+
+/// Refuses a pointer to nothing, and one that cannot point to a `T`.
+pub(super) fn aligned<T>(pointer: *const T, name: &str) -> Result<(), Failure> {
+    if pointer.is_null() {
+        return Err(Failure::null(name));
+    }
+    if !pointer.is_aligned() {
+        let message = format!(
+            "{name} is {pointer:p}, which is not a multiple of {}",
+            align_of::<T>()
+        );
+        return Err(Failure::invalid("misaligned_pointer", message));
+    }
+    Ok(())
 }
 
 /// A place for a result, all zero until it is filled: what stands there after a failure.
@@ -19,12 +45,12 @@ pub(super) unsafe fn out<'a, T>(out: *mut T, name: &str) -> Result<&'a mut T, Fa
 /// # Safety
 /// As [`out`], and all zero bytes are a value of `T`.
 pub(super) unsafe fn cleared<'a, T: Copy>(out: *mut T, name: &str) -> Result<&'a mut T, Failure> {
-    if !out.is_null() {
-        // SAFETY: the caller's contract.
-        unsafe { out.write_bytes(0, 1) };
+    aligned(out, name)?;
+    // SAFETY: the caller's contract, and the pointer was checked.
+    unsafe {
+        out.write_bytes(0, 1);
+        Ok(&mut *out)
     }
-    // SAFETY: the caller's contract.
-    unsafe { self::out(out, name) }
 }
 
 /// Two places, both cleared before either is found missing.
@@ -67,18 +93,7 @@ pub(super) unsafe fn array_mut<'a, T>(
 }
 
 fn check_array<T>(data: *const T, count: usize, name: &str) -> Result<(), Failure> {
-    if data.is_null() {
-        return Err(Failure::null(name));
-    }
-    if !data.is_aligned() {
-        return Err(Failure::invalid(
-            "misaligned_pointer",
-            format!(
-                "{name} is {data:p}, which is not a multiple of {}",
-                align_of::<T>()
-            ),
-        ));
-    }
+    aligned(data, name)?;
     let fits = count
         .checked_mul(size_of::<T>())
         .is_some_and(|bytes| bytes <= isize::MAX as usize);

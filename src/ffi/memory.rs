@@ -42,8 +42,9 @@ pub type kvpages_allocate_fn = Option<
 pub type kvpages_release_fn =
     Option<unsafe extern "C" fn(user: *mut c_void, data: *mut c_void, bytes: usize)>;
 
-/// An engine's allocator. The functions must not throw, and are called on the
-/// threads that create and destroy caches.
+/// An engine's allocator. The functions are called on the threads that create and
+/// destroy caches, so by several at once when several do. They must not throw, and
+/// must not call kvpages with the same memory or cache.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct kvpages_memory_callbacks {
@@ -116,8 +117,9 @@ pub unsafe extern "C" fn kvpages_memory_create_external(
     })
 }
 
-/// A buffer of the engine's, handed out piece by piece. The library zeroes what it
-/// takes. When all caches in it are destroyed, it starts anew.
+/// A buffer of the engine's, handed out piece by piece, each behind the last one
+/// that is in use. The library zeroes what it takes. Creating and destroying caches
+/// in it takes a lock.
 ///
 /// @param data      Kept until the memory and all caches in it are destroyed; the
 ///                  host can read and write it, and nothing else uses it. Not NULL.

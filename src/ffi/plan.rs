@@ -268,7 +268,7 @@ extensible!(kvpages_tensor_info, num_layers: u64);
 pub struct kvpages_block_size_config {
     /// sizeof(kvpages_block_size_config) as the caller compiled it.
     pub struct_size: usize,
-    /// Tokens of a block as the engine was configured.
+    /// Tokens of a block as the engine was configured. At least 1.
     pub cache_block_size: u64,
     /// Tokens of one hash as the engine wants them; 0 to have it chosen.
     pub prefix_match_unit: u64,
@@ -523,11 +523,10 @@ pub unsafe extern "C" fn kvpages_plan_get_group_spec(
 ) -> kvpages_status {
     // SAFETY: the caller's contract.
     unsafe {
-        let out_name = out_layer_name.as_mut().map(|name| {
-            *name = ptr::null();
-            name
-        });
-        handle::read(plan, extensible::out(out), |plan, out| {
+        let wanted = !out_layer_name.is_null();
+        let out_name = wanted.then(|| input::cleared(out_layer_name, "out_layer_name"));
+        let outputs = input::both(out_name.transpose(), extensible::out(out));
+        handle::read(plan, outputs, |plan, (out_name, out)| {
             let found = plan.group(worker, group)?;
             let specs = found.spec.specs();
             let spec = specs.get(index).ok_or_else(|| {
@@ -694,9 +693,11 @@ pub unsafe extern "C" fn kvpages_plan_copy_explanation(
             plan,
             input::cleared(out_length, "out_length"),
             |plan, length| {
+                const TEXT: u32 = kvpages_text_format::Text as u32;
+                const JSON: u32 = kvpages_text_format::Json as u32;
                 let text = match format {
-                    0 => plan.text.get_or_init(|| plan.plan.explain_text()),
-                    1 => plan.json.get_or_init(|| plan.plan.explain_json()),
+                    TEXT => plan.text.get_or_init(|| plan.plan.explain_text()),
+                    JSON => plan.json.get_or_init(|| plan.plan.explain_json()),
                     other => {
                         return Err(Failure::invalid(
                             "unknown_value",
@@ -875,8 +876,6 @@ fn blueprints(workers: &[WorkerPlan]) -> Result<Vec<Arc<Blueprint>>, Failure> {
 }
 
 fn describe_group(group: &Group, limits: &Limits) -> Result<kvpages_group_info, Failure> {
-    // Layers of a group need the same number of blocks, so any of them speaks for all.
-    let first = group.spec.first();
     Ok(kvpages_group_info {
         struct_size: 0,
         num_layers: group.layers.len() as u64,
@@ -886,7 +885,7 @@ fn describe_group(group: &Group, limits: &Limits) -> Result<kvpages_group_info, 
         page_size_bytes: group.spec.page_bytes()?,
         row_blocks: group.spec.row_blocks(limits, limits.max_model_len)?,
         table_width_blocks: group.spec.table_width_blocks(limits)?,
-        blocks_per_request: first.blocks_per_request(limits)?,
+        blocks_per_request: group.spec.blocks_per_request(limits)?,
         num_specs: group.spec.specs().len() as u64,
         is_set: u32::from(matches!(group.spec, GroupSpec::Set(_))),
         is_draft: u32::from(group.is_draft),
@@ -916,6 +915,17 @@ fn shortfall_of(error: &PlanError) -> Option<kvpages_shortfall> {
             needed,
             available,
         } => (worker, needed, available, 0),
+        PlanError::NoAvailableMemory {
+            worker,
+            needed,
+            available,
+            ..
+        } => (worker, needed, u64::try_from(available).unwrap_or(0), 0),
+        PlanError::ZeroBlocks {
+            worker,
+            bytes_per_block,
+            available,
+        } => (worker, bytes_per_block, available, 0),
         _ => return None,
     };
     Some(kvpages_shortfall {
@@ -935,6 +945,8 @@ fn read_config(given: kvpages_plan_config) -> Result<PlanConfig, Failure> {
         | KVPAGES_PLAN_DRAFT_LAYERS;
     let flags = input::known_bits(given.flags, known, "kvpages_plan_config.flags")?;
     input::known_bits(given.reserved0, 0, "kvpages_plan_config.reserved0")?;
+    const DEFAULT: u32 = kvpages_policy::Default as u32;
+    const REFERENCE: u32 = kvpages_policy::Reference as u32;
     let has = |flag| flags & flag != 0;
     let overrides = has(KVPAGES_PLAN_OVERRIDE_NUM_BLOCKS);
     if given.num_blocks_override != 0 && !overrides {
@@ -949,7 +961,7 @@ fn read_config(given: kvpages_plan_config) -> Result<PlanConfig, Failure> {
     Ok(PlanConfig {
         policy: match given.policy {
             // The default is the reference as long as there is no better policy.
-            0 | 1 => Policy::Reference,
+            DEFAULT | REFERENCE => Policy::Reference,
             other => {
                 return Err(Failure::invalid(
                     "unknown_value",
@@ -1003,7 +1015,7 @@ unsafe fn read_parts(given: &kvpages_plan_parts) -> Result<Parts, Failure> {
     for (i, group) in groups.iter().enumerate() {
         if group.flags & !KVPAGES_PART_GROUP_DRAFT != 0 {
             let message = format!(
-                "flags of group {i} are {:#x}; only bit 1 is known",
+                "flags of group {i} are {:#x}; this library knows the bits 0x1",
                 group.flags
             );
             return Err(Failure::invalid("unknown_value", message));

@@ -122,7 +122,9 @@ pub struct kvpages_spec {
     pub quant_mode: u32,
     /// KVPAGES_SPEC_* flags.
     pub flags: u32,
-    /// Tokens of one block.
+    /// Tokens of one block. Of a state that is kept once
+    /// (KVPAGES_STATE_CACHE_MODE_NONE) it has no effect on memory; engines set the
+    /// longest sequence.
     pub block_size: u64,
     /// Key-value heads on one rank; see kvpages_kv_heads_per_rank().
     pub num_kv_heads: u64,
@@ -170,7 +172,8 @@ pub struct kvpages_spec {
     pub num_state_dims: usize,
     /// State: one of KVPAGES_STATE_KIND_*.
     pub state_kind: u32,
-    /// State: one of KVPAGES_STATE_CACHE_MODE_*.
+    /// State: one of KVPAGES_STATE_CACHE_MODE_*. It tells layers apart; how many
+    /// blocks a request needs follows from the mode of the limits or the plan.
     pub state_cache_mode: u32,
     /// State: further states that a request holds for speculative tokens.
     pub num_speculative_blocks: u64,
@@ -353,8 +356,8 @@ pub unsafe extern "C" fn kvpages_spec_demand(
 ///
 /// @param specs      Borrowed. num_specs pointers, none NULL.
 /// @param num_specs  At least 1.
-/// @param[out] out   Filled; its pointers are those of specs[0]. Not NULL;
-///                   struct_size set.
+/// @param[out] out   Filled; its pointers are those of specs[0]. None of specs. Not
+///                   NULL; struct_size set.
 /// @retval KVPAGES_STATUS_INVALID_ARGUMENT  They are not one spec; the kind says
 ///                   why, and the message names the field.
 #[must_use]
@@ -365,6 +368,17 @@ pub unsafe extern "C" fn kvpages_spec_merge(
     out: *mut kvpages_spec,
 ) -> kvpages_status {
     guard(|| {
+        // SAFETY: the caller's contract.
+        let given = unsafe { input::array(specs, num_specs, "specs") };
+        if given
+            .as_ref()
+            .is_ok_and(|given| given.contains(&out.cast_const()))
+        {
+            return Err(Failure::invalid(
+                "output_is_input",
+                "out is one of specs; give it a struct of its own".to_owned(),
+            ));
+        }
         // SAFETY: the caller's contract.
         let (out, specs_read) = unsafe { (extensible::out(out)?, read_specs(specs, num_specs)?) };
         let refs: Vec<&Spec> = specs_read.iter().map(Arc::as_ref).collect();
@@ -440,7 +454,7 @@ pub unsafe extern "C" fn kvpages_spec_set_describe(
             page_size_bytes: set.page_bytes()?,
             block_size: set.block_size(),
             sliding_window: only(&windows).unwrap_or(0),
-            num_layer_tuples: set.num_layer_tuples() as u64,
+            num_layer_tuples: set.num_layer_tuples(),
             num_distinct_page_sizes: set.distinct_pages().len() as u64,
             kind: only(&kinds).unwrap_or(kvpages_spec_kind::Mixed as u32),
             reserved0: 0,

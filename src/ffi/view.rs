@@ -3,7 +3,7 @@
 use super::extensible::{self, extensible};
 use super::guard::guard;
 use super::input;
-use super::status::{Failure, kvpages_status};
+use super::status::kvpages_status;
 use crate::view::{self, View};
 
 /// What is proven of a view: it stays inside its allocation, its elements are
@@ -87,8 +87,7 @@ pub unsafe extern "C" fn kvpages_view_audit(
 ) -> kvpages_status {
     guard(|| {
         // SAFETY: the caller's contract.
-        let (out, view) = unsafe { (extensible::out(out)?, view.as_ref()) };
-        let view = view.ok_or_else(|| Failure::null("view"))?;
+        let (out, view) = unsafe { (extensible::out(out)?, input::one(view, "view")?) };
         let ndim = usize::try_from(view.ndim).unwrap_or(usize::MAX);
         // SAFETY: the caller's contract.
         let (shape, strides) = unsafe {

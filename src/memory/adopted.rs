@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::{Allocation, Memory, MemoryError, Release, addressable};
 
-/// One buffer that the caller keeps. Pieces are cut from it in order, and it starts anew when all of
-/// them have come back.
+/// One buffer that the caller keeps. Pieces are cut from it in order, behind the last one that has
+/// not come back.
 #[derive(Debug, Clone)]
 pub struct Adopted(Arc<Buffer>);
 
@@ -17,11 +17,13 @@ struct Buffer {
     used: Mutex<Used>,
 }
 
-/// How much of the buffer is handed out.
+/// What of the buffer is handed out.
 #[derive(Debug, Default)]
 struct Used {
+    /// Where the last piece ends.
     bytes: usize,
-    pieces: usize,
+    /// Where each piece starts and ends.
+    pieces: Vec<(usize, usize)>,
 }
 
 // SAFETY: the buffer is only written while a piece is cut, under the lock; `new` promises that
@@ -67,8 +69,9 @@ impl Memory for Adopted {
         let data = unsafe { next.add(skip) };
         // SAFETY: as above.
         unsafe { ptr::write_bytes(data.as_ptr(), 0, size) };
-        used.bytes += taken;
-        used.pieces += 1;
+        let end = used.bytes + taken;
+        used.pieces.push((end - size, end));
+        used.bytes = end;
         Ok(Allocation {
             data,
             bytes: size,
@@ -78,12 +81,14 @@ impl Memory for Adopted {
 }
 
 impl Release for Buffer {
-    fn release(&self, _data: NonNull<u8>, _bytes: usize) {
+    fn release(&self, data: NonNull<u8>, bytes: usize) {
         let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
-        used.pieces -= 1;
-        if used.pieces == 0 {
-            used.bytes = 0;
+        let start = data.as_ptr() as usize - self.start.as_ptr() as usize;
+        let piece = (start, start + bytes);
+        if let Some(found) = used.pieces.iter().position(|&other| other == piece) {
+            used.pieces.swap_remove(found);
         }
+        used.bytes = used.pieces.iter().map(|&(_, end)| end).max().unwrap_or(0);
     }
 }
 
@@ -108,8 +113,11 @@ mod tests {
             memory.allocate(4096, 256),
             Err(MemoryError::AdoptedFull { total: 4096, .. })
         ));
-        let before = first.data();
-        drop((first, second));
-        assert_eq!(memory.allocate(1, 256).unwrap().data(), before);
+        // What comes back behind a piece that stays can be taken again.
+        let (at_first, at_second) = (first.data(), second.data());
+        drop(second);
+        assert_eq!(memory.allocate(1, 256).unwrap().data(), at_second);
+        drop(first);
+        assert_eq!(memory.allocate(1, 256).unwrap().data(), at_first);
     }
 }

@@ -17,6 +17,11 @@ pub fn resolve_block_sizes(
     prefix_match_unit: Option<u64>,
     hashes_blocks: bool,
 ) -> Result<(u64, u64), PlanError> {
+    if cache_block_size == 0 {
+        return Err(PlanError::Zero {
+            field: "cache_block_size",
+        });
+    }
     let ranks = plan.config.limits.context_parallel_size;
     let groups = plan
         .workers

@@ -81,6 +81,7 @@ pub(super) fn budget<'a>(
         limits.max_model_len = fitted(&purses, demand, &limits, reserved)?;
     }
     // A worker without any memory is named before a demand that cannot be worked out.
+    let check_not_empty = |purse: &Purse<'_>| check_not_empty(purse, demand, &limits, config);
     purses.first().map_or(Ok(()), check_not_empty)?;
     let blocks_per_request = demand.blocks(&limits)?;
     let mut num_blocks = None;
@@ -162,14 +163,24 @@ fn fitted(
     Ok(longest)
 }
 
-fn check_not_empty(purse: &Purse<'_>) -> Result<(), PlanError> {
-    if purse.bytes <= 0 {
-        return Err(PlanError::NoAvailableMemory {
-            worker: purse.worker,
-            available: purse.bytes,
-        });
+fn check_not_empty(
+    purse: &Purse<'_>,
+    demand: &Demand<'_>,
+    limits: &Limits,
+    config: &PlanConfig,
+) -> Result<(), PlanError> {
+    if purse.bytes > 0 {
+        return Ok(());
     }
-    Ok(())
+    let blocks = demand.blocks(limits);
+    let needed = blocks.and_then(|blocks| purse.needed(blocks, config.reserved_blocks));
+    Err(PlanError::NoAvailableMemory {
+        worker: purse.worker,
+        available: purse.bytes,
+        overridden: config.num_blocks_override.is_some(),
+        needed: needed.unwrap_or(0),
+        max_model_len: limits.max_model_len,
+    })
 }
 
 fn check_request_fits(

@@ -140,9 +140,10 @@ impl GroupSpec {
         self.first().block_size()
     }
 
-    /// Entries of a block-table row for a sequence of `tokens`.
+    /// Entries of a block-table row for a sequence of `tokens`; 0 when the limits are not known.
     pub fn row_blocks(&self, limits: &Limits, tokens: u64) -> Result<u64, DemandError> {
         match self {
+            _ if !limits.are_known() => Ok(0),
             GroupSpec::One(spec) => spec.row_blocks(limits, tokens),
             GroupSpec::Set(set) => Ok(set.row_blocks(tokens)),
         }
@@ -156,6 +157,15 @@ impl GroupSpec {
             false => limits.max_model_len,
         };
         self.row_blocks(limits, tokens)
+    }
+
+    /// The most blocks one request can hold; 0 when the limits are not known. Layers of a group need
+    /// the same number, so any of them speaks for all.
+    pub fn blocks_per_request(&self, limits: &Limits) -> Result<u64, DemandError> {
+        match limits.are_known() {
+            true => self.first().blocks_per_request(limits),
+            false => Ok(0),
+        }
     }
 
     /// Bytes of a block in the layer at `place` of the group's layers.

@@ -195,13 +195,21 @@ pub enum PlanError {
     },
     /// No memory at all.
     #[error(
-        "worker {worker} has {available} bytes for the cache; it must have more than 0. Give the cache more memory"
+        "worker {worker} has {available} bytes for caches{}; one request of {max_model_len} tokens needs {}",
+        if *.overridden { ", for num_blocks_override is 0" } else { "" },
+        Bytes(*.needed)
     )]
     NoAvailableMemory {
         /// The worker.
         worker: usize,
-        /// Bytes given.
+        /// Bytes given, or what the override comes to.
         available: i64,
+        /// Whether a number of blocks replaced the memory.
+        overridden: bool,
+        /// Bytes that one request needs; 0 when that cannot be worked out.
+        needed: u64,
+        /// Tokens of the longest sequence asked for.
+        max_model_len: u64,
     },
     /// Too little memory for one request.
     #[error("worker {worker}: one request of {max_model_len} tokens needs {}, but {} are available; {}",
@@ -535,7 +543,7 @@ impl PlanError {
             PlanError::SwaUnevenLayerTuples { .. } => "swa_uneven_layer_tuples",
             PlanError::LayersNotGrouped { .. } => "layers_not_grouped",
             PlanError::ContextParallelWindow { .. } => "dcp_sliding_window",
-            PlanError::Overflow { .. } => "size_overflow",
+            PlanError::Overflow { .. } => "overflow",
             PlanError::NoAvailableMemory { .. } => "no_available_memory",
             PlanError::NotEnoughMemory { .. } => "not_enough_memory",
             PlanError::AutoFitImpossible { .. } => "auto_fit_impossible",

@@ -12,7 +12,7 @@ use super::group::WholeGroup;
 use super::merge_workers::WholeModel;
 use super::{Group, GroupSpec};
 use crate::num::{Overflow, product, sum};
-use crate::spec::{AttentionKind, Spec, SpecSet};
+use crate::spec::{AttentionKind, Spec, SpecSet, layers_of_commonest_page};
 
 /// Values above this are refused, which bounds the search for a number of tuples.
 const LARGEST_COUNT: u64 = 1 << 20;
@@ -48,10 +48,10 @@ pub(super) fn group(whole: &mut WholeModel<'_>) -> Result<Vec<WholeGroup>, PlanE
     let full_set = set_of(whole, &full).ok_or_else(|| mla_not_uniform(whole, first_full, &full))?;
     let full_pages = full_set.distinct_pages();
 
-    let full_tuples = num_tuples(full.iter().map(|&layer| page_of(whole, layer)));
+    let full_tuples = layers_of_commonest_page(full.iter().map(|&layer| page_of(whole, layer)));
     let mut counts = vec![full_tuples];
     for w in &windowed {
-        counts.push(num_tuples(
+        counts.push(layers_of_commonest_page(
             w.layers.iter().map(|&layer| page_of(whole, layer)),
         ));
     }
@@ -117,18 +117,6 @@ fn mla_not_uniform(whole: &WholeModel<'_>, first: usize, full: &[usize]) -> Plan
         layer: whole.layers[other].name.to_owned(),
         other: block_size(other),
     }
-}
-
-/// Layers of the commonest page size.
-fn num_tuples(pages: impl Iterator<Item = u64>) -> u64 {
-    let mut counts: HashMap<u64, u64> = HashMap::new();
-    let mut most = 0;
-    for page in pages {
-        let count = counts.entry(page).or_default();
-        *count += 1;
-        most = most.max(*count);
-    }
-    most
 }
 
 /// Pads windowed layers to pages of full latents and deals their tuples out to groups.
@@ -228,9 +216,7 @@ pub(super) fn counted_block_bytes(groups: &[Group]) -> Result<u64, Overflow> {
         GroupSpec::Set(set) => Some(set),
         GroupSpec::One(_) => None,
     });
-    let tuples = sets
-        .clone()
-        .map(|set| num_tuples(set.specs().iter().map(|s| s.page().padded)));
+    let tuples = sets.clone().map(|set| set.num_layer_tuples());
     let tuples = tuples.max().unwrap_or(0);
     let pages = sets.take(1).flat_map(SpecSet::distinct_pages);
     let tuple = sum("a layer tuple", pages)?;

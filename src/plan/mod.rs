@@ -38,7 +38,7 @@ pub use latent_tuples::layer_tuple_count;
 pub use parts::{PartGroup, PartTensor, Parts, plan_from_parts};
 
 use crate::model::Model;
-use crate::num::product;
+use crate::num::{MAX, product};
 use crate::spec::{Limits, Spec, SpecSet};
 use budget::{Budget, budget, price};
 use capacity::{Demand, capacity};
@@ -183,6 +183,7 @@ pub fn plan(workers: &[Worker], config: &PlanConfig) -> Result<Plan, PlanError> 
     // Named only now: that the rest does not fit is the first thing to mend.
     project::check_all_placed(&places, &whole)?;
     let blocks_of_groups = demand.blocks_of_groups(&budget.limits)?;
+    check_rows(&groups, &whole, &budget.limits)?;
 
     let mut plans = Vec::with_capacity(stages.len());
     for ((price, pools, groups), stage) in drafts.into_iter().zip(&stages) {
@@ -217,6 +218,29 @@ fn check_config(workers: &[Worker], config: &PlanConfig) -> Result<(), PlanError
         if value == 0 {
             return Err(PlanError::Zero { field });
         }
+        if value > MAX {
+            return Err(PlanError::BadValue {
+                what: field,
+                problem: format!("is {value}; it must be at most {MAX}"),
+            });
+        }
+    }
+    Ok(())
+}
+
+/// A plan whose rows cannot be counted could not be used.
+fn check_rows(
+    groups: &[group::WholeGroup],
+    whole: &merge_workers::WholeModel<'_>,
+    limits: &Limits,
+) -> Result<(), PlanError> {
+    for group in groups {
+        let layer = group
+            .layers
+            .first()
+            .map_or("", |&layer| whole.layers[layer].name);
+        let width = group.spec.table_width_blocks(limits);
+        width.map_err(|error| PlanError::demand(layer, error))?;
     }
     Ok(())
 }

@@ -421,20 +421,17 @@ fn impossible_configurations_are_refused() {
         "dcp_sliding_window"
     );
     assert_eq!(with(|c| c.limits.max_model_len = 0), "bad_values");
-    assert_eq!(with(|c| c.limits.max_model_len = u64::MAX), "size_overflow");
+    assert_eq!(with(|c| c.limits.max_model_len = u64::MAX), "bad_values");
     assert_eq!(
         with(|c| c.limits.max_tokens_in_flight = u64::MAX),
-        "size_overflow"
+        "overflow"
     );
-    assert_eq!(with(|c| c.reserved_blocks = u64::MAX), "size_overflow");
+    assert_eq!(with(|c| c.reserved_blocks = u64::MAX), "overflow");
     assert_eq!(
         with(|c| c.num_blocks_override = Some(0)),
         "no_available_memory"
     );
-    assert_eq!(
-        with(|c| c.num_blocks_override = Some(u64::MAX)),
-        "size_overflow"
-    );
+    assert_eq!(with(|c| c.num_blocks_override = Some(u64::MAX)), "overflow");
     assert_eq!(kind(plan(&[], &config(64))), "no_workers");
 }
 
@@ -662,7 +659,7 @@ fn parts_are_checked() {
             packed(p);
             p.tensors[1].offset = 257;
         }),
-        ("size_overflow", &|p| {
+        ("overflow", &|p| {
             packed(p);
             p.tensors[1].offset = u64::MAX;
         }),

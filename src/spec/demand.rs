@@ -39,6 +39,13 @@ pub struct Limits {
     pub state_cache_mode: StateCacheMode,
 }
 
+impl Limits {
+    /// Whether there are any: of a plan that an engine made itself they are not known.
+    pub fn are_known(&self) -> bool {
+        self.max_model_len > 0
+    }
+}
+
 /// Why a demand cannot be worked out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum DemandError {

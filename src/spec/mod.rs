@@ -15,7 +15,7 @@ pub use attention::{Attention, AttentionFields, AttentionKind, Content};
 pub use demand::{DemandError, Limits, StateCacheMode};
 pub use merge::{MergeError, Uniformity, merge, uniformity};
 pub use quantisation::{QuantMode, TOKEN_HEAD_SCALE_BYTES};
-pub use set::{Family, SpecSet};
+pub use set::{Family, SpecSet, layers_of_commonest_page};
 pub use state::{State, StateFields, StateKind};
 
 use crate::num::Overflow;

@@ -1,5 +1,6 @@
 //! Layers of one group that need the same number of blocks, but store different things.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::attention::AttentionKind;
@@ -43,6 +44,18 @@ impl Family {
             _ => Some(Family::Full),
         }
     }
+}
+
+/// How many of these pages have the commonest size.
+pub fn layers_of_commonest_page(pages: impl Iterator<Item = u64>) -> u64 {
+    let mut counts: HashMap<u64, u64> = HashMap::new();
+    let mut most = 0;
+    for page in pages {
+        let count = counts.entry(page).or_default();
+        *count += 1;
+        most = most.max(*count);
+    }
+    most
 }
 
 /// Specs of layers that are taken together, one for each layer: those of a group, which are of one
@@ -91,18 +104,8 @@ impl SpecSet {
     }
 
     /// How many layers have the commonest page: the layer tuples the set splits into.
-    pub fn num_layer_tuples(&self) -> usize {
-        let count = |page| {
-            self.specs
-                .iter()
-                .filter(|spec| spec.page().padded == page)
-                .count()
-        };
-        self.distinct_pages()
-            .into_iter()
-            .map(count)
-            .max()
-            .unwrap_or(0)
+    pub fn num_layer_tuples(&self) -> u64 {
+        layers_of_commonest_page(self.specs.iter().map(|spec| spec.page().padded))
     }
 
     /// The most blocks a request can hold.

@@ -76,8 +76,45 @@ pub fn attention_view(
         .layout(spec.fields().quant_mode)
         .ok_or(ViewError::NoLayout)?;
     let sizes = axis_sizes(spec, backend, layout, kernel_block_size)?;
-    let element_bytes = spec.fields().dtype.bytes();
+    let dtype = spec.fields().dtype;
     let ratio = kernel_blocks_per_block(spec, kernel_block_size)?;
+    let blocks = product("the kernel blocks", [pages.num_blocks, ratio])?;
+    let (strides, runs) = lay_out(spec, backend, layout, &sizes, ratio, pages)?;
+    let extents = extents(layout, &sizes, &strides, blocks)?;
+    let (shape, view_strides) = extents.split_at(extents.len() / 2);
+    let proof = audit(
+        shape,
+        view_strides,
+        pages.offset_bytes,
+        dtype.bytes(),
+        pages.allocation_bytes,
+    )?;
+    let step = product("a kernel block", [strides.get(Axis::Block), dtype.bytes()])?;
+    check_alignment(backend, pages.offset_bytes, step)?;
+    check_index_width(backend, proof.largest_element_offset)?;
+    Ok(View {
+        dtype,
+        offset_bytes: pages.offset_bytes,
+        block_dim: layout.dim_of(Axis::Block).unwrap_or(0),
+        runs,
+        axes: Some(axes(layout, &sizes, &strides)),
+        audit: proof,
+        extents,
+    })
+}
+
+/// The stride of each axis and the place of each block: without gaps where the layer is alone and
+/// its content fills its pages, else page by page.
+fn lay_out(
+    spec: &Attention,
+    backend: &Backend,
+    layout: &Layout,
+    sizes: &Sizes,
+    ratio: u64,
+    pages: &Pages,
+) -> Result<(AxisStrides, BlockRuns), ViewError> {
+    let element_bytes = spec.fields().dtype.bytes();
+    let blocks = product("the kernel blocks", [pages.num_blocks, ratio])?;
     let content = product("a kernel block", [sizes.kernel_block()?, element_bytes])?;
     let content_of_block = product("a block", [content, ratio])?;
     if content_of_block > pages.page_bytes {
@@ -86,68 +123,44 @@ pub fn attention_view(
             page: pages.page_bytes,
         });
     }
-
-    let blocks = product("the kernel blocks", [pages.num_blocks, ratio])?;
     let mut strides = AxisStrides::default();
-    let runs = if !pages.page_by_page && content_of_block == pages.step_bytes {
-        strides.set_contiguous(layout.axes_in_memory(), &sizes, blocks)?;
-        spread_runs(layout, &sizes, pages)?
-    } else {
-        let step = kernel_block_step(spec, pages, ratio, content)?;
-        let inside = layout.axes_in_memory().filter(|&axis| axis != Axis::Block);
-        strides.set_contiguous(inside, &sizes, blocks)?;
-        strides.set(Axis::Block, step / element_bytes);
-        check_dense(backend, content, step)?;
-        BlockRuns {
-            num_blocks: pages.num_blocks,
-            offset_bytes: pages.offset_bytes,
-            step_bytes: pages.step_bytes,
-            span_bytes: pages.page_bytes,
-            runs: 1,
-            run_step_bytes: 0,
-        }
+    if !pages.page_by_page && content_of_block == pages.step_bytes {
+        strides.set_contiguous(layout.axes_in_memory(), sizes, blocks)?;
+        return Ok((strides, spread_runs(layout, sizes, pages)?));
+    }
+    let step = kernel_block_step(spec, pages, ratio, content)?;
+    let inside = layout.axes_in_memory().filter(|&axis| axis != Axis::Block);
+    strides.set_contiguous(inside, sizes, blocks)?;
+    strides.set(Axis::Block, step / element_bytes);
+    check_dense(backend, content, step)?;
+    let runs = BlockRuns {
+        num_blocks: pages.num_blocks,
+        offset_bytes: pages.offset_bytes,
+        step_bytes: pages.step_bytes,
+        span_bytes: pages.page_bytes,
+        runs: 1,
+        run_step_bytes: 0,
     };
+    Ok((strides, runs))
+}
 
+/// The sizes of the view's dimensions, then their strides.
+fn extents(
+    layout: &Layout,
+    sizes: &Sizes,
+    strides: &AxisStrides,
+    blocks: u64,
+) -> Result<Box<[i64]>, ViewError> {
     let dims = layout.dims();
     let mut extents = Vec::with_capacity(2 * dims.len());
     for dim in dims {
-        let size = product(
-            "a dimension",
-            dim.iter().map(|&axis| sizes.of(axis, blocks)),
-        )?;
-        extents.push(size as i64);
+        let axes = dim.iter().map(|&axis| sizes.of(axis, blocks));
+        extents.push(product("a dimension", axes)? as i64);
     }
     for dim in dims {
-        extents.push(strides.fused(layout, dim, &sizes, blocks)? as i64);
+        extents.push(strides.fused(layout, dim, sizes, blocks)? as i64);
     }
-    let (shape, view_strides) = extents.split_at(dims.len());
-    let proof = audit(
-        shape,
-        view_strides,
-        pages.offset_bytes,
-        element_bytes,
-        pages.allocation_bytes,
-    )?;
-    check_alignment(
-        backend,
-        pages.offset_bytes,
-        strides.get(Axis::Block) * element_bytes,
-    )?;
-    let narrow = backend.contract().index_width == IndexWidth::Bits32;
-    if narrow && proof.largest_element_offset > MAX_OFFSET_32 {
-        return Err(ViewError::IndexWidth {
-            largest: proof.largest_element_offset,
-        });
-    }
-    Ok(View {
-        dtype: spec.fields().dtype,
-        offset_bytes: pages.offset_bytes,
-        block_dim: layout.dim_of(Axis::Block).unwrap_or(0),
-        runs,
-        axes: Some(axes(layout, &sizes, &strides)),
-        audit: proof,
-        extents: extents.into_boxed_slice(),
-    })
+    Ok(extents.into_boxed_slice())
 }
 
 /// How large each axis is: the spec decides, never the number in a shape.
@@ -334,6 +347,14 @@ fn check_alignment(backend: &Backend, offset: u64, step: u64) -> Result<(), View
             wanted,
             aligned: 1 << bits.trailing_zeros(),
         });
+    }
+    Ok(())
+}
+
+fn check_index_width(backend: &Backend, largest: u64) -> Result<(), ViewError> {
+    let narrow = backend.contract().index_width == IndexWidth::Bits32;
+    if narrow && largest > MAX_OFFSET_32 {
+        return Err(ViewError::IndexWidth { largest });
     }
     Ok(())
 }

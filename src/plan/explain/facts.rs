@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use crate::plan::capacity::Demand;
 use crate::plan::{Group, GroupSpec, Plan, WorkerPlan};
 use crate::spec::{AttentionKind, Spec};
 
@@ -24,13 +23,20 @@ pub(super) struct WorkerFacts {
     pub tensors: usize,
     pub tensor_bytes: u64,
     pub bytes_per_block: u64,
-    pub blocks_per_request: u64,
-    pub bytes_per_request: u64,
-    pub max_concurrency: f64,
-    pub capacity_tokens: u64,
+    /// What a request needs and how many fit; `None` when the limits are not known.
+    pub request: Option<RequestFacts>,
     pub needs_zeroing: bool,
     pub waste: Waste,
     pub groups: Vec<GroupFacts>,
+}
+
+/// What a request of the longest sequence needs, and how many fit.
+#[derive(PartialEq)]
+pub(super) struct RequestFacts {
+    pub blocks: u64,
+    pub bytes: u64,
+    pub max_concurrency: f64,
+    pub capacity_tokens: u64,
 }
 
 /// Bytes that hold nothing when all blocks are used, by groups in the proportions of one request.
@@ -105,18 +111,11 @@ pub(super) fn facts(plan: &Plan) -> PlanFacts {
 }
 
 fn worker_facts(plan: &Plan, worker: &WorkerPlan) -> WorkerFacts {
-    let blocks = Demand::of_plan(worker)
-        .blocks_of_groups(&plan.config.limits)
-        .unwrap_or_default();
-    let limits_known = plan.config.limits.max_model_len > 0;
+    let limits = &plan.config.limits;
     let groups: Vec<GroupFacts> = (0..worker.groups.len())
         .map(|group| {
-            let blocks = blocks
-                .get(group)
-                .copied()
-                .filter(|_| limits_known)
-                .unwrap_or(0);
-            group_facts(worker, group, blocks)
+            let blocks = worker.groups[group].spec.blocks_per_request(limits);
+            group_facts(worker, group, blocks.unwrap_or(0))
         })
         .collect();
     let tensor_bytes = worker.bytes_per_block.saturating_mul(worker.num_blocks);
@@ -126,10 +125,12 @@ fn worker_facts(plan: &Plan, worker: &WorkerPlan) -> WorkerFacts {
         tensors: worker.tensors.len(),
         tensor_bytes,
         bytes_per_block: worker.bytes_per_block,
-        blocks_per_request: total(groups.iter().map(|group| group.blocks_per_request)),
-        bytes_per_request: worker.bytes_per_request,
-        max_concurrency: worker.max_concurrency,
-        capacity_tokens: worker.capacity_tokens,
+        request: limits.are_known().then(|| RequestFacts {
+            blocks: total(groups.iter().map(|group| group.blocks_per_request)),
+            bytes: worker.bytes_per_request,
+            max_concurrency: worker.max_concurrency,
+            capacity_tokens: worker.capacity_tokens,
+        }),
         needs_zeroing: worker.needs_zeroing,
         waste,
         groups,

@@ -30,12 +30,18 @@ fn render_worker(json: &mut Json, worker: &WorkerFacts) {
     json.number("num_tensors", worker.tensors as u64);
     json.number("tensor_bytes", worker.tensor_bytes);
     json.number("bytes_per_block", worker.bytes_per_block);
-    json.number("blocks_per_request", worker.blocks_per_request);
-    json.number("bytes_per_request", worker.bytes_per_request);
-    json.number("capacity_tokens", worker.capacity_tokens);
-    json.key("max_concurrency");
+    let request = worker.request.as_ref();
+    json.optional("blocks_per_request", request.map(|request| request.blocks));
+    json.optional("bytes_per_request", request.map(|request| request.bytes));
+    json.optional(
+        "capacity_tokens",
+        request.map(|request| request.capacity_tokens),
+    );
     // A concurrency is a quotient of whole numbers and finite, which JSON can write.
-    json.raw(&format!("{:?}", worker.max_concurrency));
+    json.optional(
+        "max_concurrency",
+        request.map(|request| request.max_concurrency),
+    );
     json.boolean("needs_zeroing", worker.needs_zeroing);
     json.key("wasted_bytes");
     json.object(|json| {
@@ -55,12 +61,7 @@ fn render_group(json: &mut Json, group: &GroupFacts) {
         json.list("kinds", &group.kinds, |json, kind| json.string(kind));
         json.boolean("is_draft", group.is_draft);
         json.number("block_size", group.block_size);
-        json.key("kernel_block_size");
-        json.raw(
-            &group
-                .kernel_block_size
-                .map_or("null".to_owned(), |size| size.to_string()),
-        );
+        json.optional("kernel_block_size", group.kernel_block_size);
         json.number("smallest_page_bytes", group.page_bytes.0);
         json.number("largest_page_bytes", group.page_bytes.1);
         json.number("blocks_per_request", group.blocks_per_request);
@@ -102,6 +103,11 @@ impl Json {
     fn number(&mut self, key: &str, value: u64) {
         self.key(key);
         self.raw(&value.to_string());
+    }
+
+    fn optional(&mut self, key: &str, value: Option<impl std::fmt::Debug>) {
+        self.key(key);
+        self.raw(&value.map_or("null".to_owned(), |value| format!("{value:?}")));
     }
 
     fn boolean(&mut self, key: &str, value: bool) {

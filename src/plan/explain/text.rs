@@ -69,16 +69,17 @@ fn render_worker(out: &mut String, worker: &WorkerFacts) {
         &format!("{} in {}", bytes(worker.tensor_bytes), worker.tensors),
     );
     line(out, 2, "one block", &bytes(worker.bytes_per_block));
-    let request = format!(
-        "{} in {} blocks",
-        bytes(worker.bytes_per_request),
-        worker.blocks_per_request
-    );
+    let (request, capacity) = match &worker.request {
+        Some(request) => (
+            format!("{} in {} blocks", bytes(request.bytes), request.blocks),
+            format!(
+                "{} tokens, {:.2} requests of the longest sequence",
+                request.capacity_tokens, request.max_concurrency
+            ),
+        ),
+        None => ("unknown".to_owned(), "unknown".to_owned()),
+    };
     line(out, 2, "one request", &request);
-    let capacity = format!(
-        "{} tokens, {:.2} requests of the longest sequence",
-        worker.capacity_tokens, worker.max_concurrency
-    );
     line(out, 2, "capacity", &capacity);
     line(out, 2, "wasted", &bytes(worker.waste.total()));
     line(out, 4, "padding", &bytes(worker.waste.padding));
