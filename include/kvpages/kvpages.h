@@ -948,6 +948,75 @@ typedef struct kvpages_spec_set_info {
     0, 0, 0, 0}
 
 /**
+ * What decides the block size of a model that mixes attention and state.
+ */
+typedef struct kvpages_hybrid_config {
+    /**
+     * sizeof(kvpages_hybrid_config) as the caller compiled it.
+     */
+    size_t struct_size;
+    /**
+     * Tokens of a block as the engine was configured. At least 1.
+     */
+    uint64_t block_size;
+    /**
+     * Tokens of the smallest kernel block that the attention backend takes. At
+     * least 1.
+     */
+    uint64_t smallest_kernel_block;
+    /**
+     * Bytes of one token in one attention layer. At least 1.
+     */
+    uint64_t attention_bytes_per_token;
+    /**
+     * Bytes of the largest state page.
+     */
+    uint64_t state_page_bytes;
+    /**
+     * Tokens between two states that the state kernels can keep; only for
+     * KVPAGES_STATE_CACHE_MODE_ALL.
+     */
+    uint64_t base_chunk;
+    /**
+     * One of KVPAGES_STATE_CACHE_MODE_*.
+     */
+    uint32_t state_cache_mode;
+    /**
+     * Zero.
+     */
+    uint32_t reserved0;
+} kvpages_hybrid_config;
+
+/** kvpages_hybrid_config with struct_size set and all else zero. */
+#define KVPAGES_HYBRID_CONFIG_INIT {sizeof(kvpages_hybrid_config), 0, 0, 0, \
+    0, 0, 0, 0}
+
+/**
+ * A block size with which an attention page holds a state.
+ */
+typedef struct kvpages_hybrid_block {
+    /**
+     * sizeof(kvpages_hybrid_block) as the caller compiled it.
+     */
+    size_t struct_size;
+    /**
+     * Tokens of an attention block.
+     */
+    uint64_t block_size;
+    /**
+     * Bytes of an attention page, and what state pages are to be padded to.
+     */
+    uint64_t page_size_bytes;
+    /**
+     * Tokens of a state block; 0 where the state keeps its own.
+     */
+    uint64_t state_block_size;
+} kvpages_hybrid_block;
+
+/** kvpages_hybrid_block with struct_size set and all else zero. */
+#define KVPAGES_HYBRID_BLOCK_INIT {sizeof(kvpages_hybrid_block), 0, 0, 0}
+
+/**
  * A layout for layers of one quantisation mode. Frozen.
  */
 typedef struct kvpages_quantised_layout {
@@ -1500,75 +1569,6 @@ typedef struct kvpages_block_size_config {
 /** kvpages_block_size_config with struct_size set and all else zero. */
 #define KVPAGES_BLOCK_SIZE_CONFIG_INIT {sizeof(kvpages_block_size_config), \
     0, 0, 0, 0}
-
-/**
- * What decides the block size of a model that mixes attention and state.
- */
-typedef struct kvpages_hybrid_config {
-    /**
-     * sizeof(kvpages_hybrid_config) as the caller compiled it.
-     */
-    size_t struct_size;
-    /**
-     * Tokens of a block as the engine was configured. At least 1.
-     */
-    uint64_t block_size;
-    /**
-     * Tokens of the smallest kernel block that the attention backend takes. At
-     * least 1.
-     */
-    uint64_t smallest_kernel_block;
-    /**
-     * Bytes of one token in one attention layer. At least 1.
-     */
-    uint64_t attention_bytes_per_token;
-    /**
-     * Bytes of the largest state page.
-     */
-    uint64_t state_page_bytes;
-    /**
-     * Tokens between two states that the state kernels can keep; only for
-     * KVPAGES_STATE_CACHE_MODE_ALL.
-     */
-    uint64_t base_chunk;
-    /**
-     * One of KVPAGES_STATE_CACHE_MODE_*.
-     */
-    uint32_t state_cache_mode;
-    /**
-     * Zero.
-     */
-    uint32_t reserved0;
-} kvpages_hybrid_config;
-
-/** kvpages_hybrid_config with struct_size set and all else zero. */
-#define KVPAGES_HYBRID_CONFIG_INIT {sizeof(kvpages_hybrid_config), 0, 0, 0, \
-    0, 0, 0, 0}
-
-/**
- * A block size with which an attention page holds a state.
- */
-typedef struct kvpages_hybrid_block {
-    /**
-     * sizeof(kvpages_hybrid_block) as the caller compiled it.
-     */
-    size_t struct_size;
-    /**
-     * Tokens of an attention block.
-     */
-    uint64_t block_size;
-    /**
-     * Bytes of an attention page, and what state pages are to be padded to.
-     */
-    uint64_t page_size_bytes;
-    /**
-     * Tokens of a state block; 0 where the state keeps its own.
-     */
-    uint64_t state_block_size;
-} kvpages_hybrid_block;
-
-/** kvpages_hybrid_block with struct_size set and all else zero. */
-#define KVPAGES_HYBRID_BLOCK_INIT {sizeof(kvpages_hybrid_block), 0, 0, 0}
 
 /**
  * Takes memory for a cache.
@@ -2177,6 +2177,37 @@ kvpages_status kvpages_kv_heads_per_rank(uint64_t total_kv_heads,
                                          uint64_t *out_replicas);
 
 /**
+ * How many layer tuples a model of latents is cut into: the number from the lower
+ * bound to the largest value to which the values are rounded up with the least
+ * padding, and of equal ones the largest.
+ *
+ * @param values       Borrowed. num_values numbers, each 1 to 2^20.
+ * @param num_values   At least 1.
+ * @param lower_bound  The smallest number allowed, and the answer when it is more
+ *                     than every value; 0 for 1.
+ * @param[out] out     The number. Not NULL.
+ */
+KVPAGES_API
+KVPAGES_MUST_USE
+kvpages_status kvpages_layer_tuple_count(const uint64_t *values,
+                                         size_t num_values,
+                                         uint64_t lower_bound,
+                                         uint64_t *out);
+
+/**
+ * The smallest block size whose attention page holds a state page. To be asked
+ * before the layers are described: attention layers get the block size, state
+ * layers the page as their padding.
+ *
+ * @param config    Borrowed. Not NULL.
+ * @param[out] out  Filled. Not NULL; struct_size set.
+ */
+KVPAGES_API
+KVPAGES_MUST_USE
+kvpages_status kvpages_hybrid_block_size(const struct kvpages_hybrid_config *config,
+                                         struct kvpages_hybrid_block *out);
+
+/**
  * Creates a backend.
  *
  * @param config    Copied. Not NULL.
@@ -2492,37 +2523,6 @@ kvpages_status kvpages_plan_copy_explanation(const struct kvpages_plan *plan,
                                              char *buffer,
                                              size_t capacity,
                                              size_t *out_length);
-
-/**
- * How many layer tuples a model of latents is cut into: the number from the lower
- * bound to the largest value to which the values are rounded up with the least
- * padding, and of equal ones the largest.
- *
- * @param values       Borrowed. num_values numbers, each 1 to 2^20.
- * @param num_values   At least 1.
- * @param lower_bound  The smallest number allowed, and the answer when it is more
- *                     than every value; 0 for 1.
- * @param[out] out     The number. Not NULL.
- */
-KVPAGES_API
-KVPAGES_MUST_USE
-kvpages_status kvpages_layer_tuple_count(const uint64_t *values,
-                                         size_t num_values,
-                                         uint64_t lower_bound,
-                                         uint64_t *out);
-
-/**
- * The smallest block size whose attention page holds a state page. To be asked
- * before the layers are described: attention layers get the block size, state
- * layers the page as their padding.
- *
- * @param config    Borrowed. Not NULL.
- * @param[out] out  Filled. Not NULL; struct_size set.
- */
-KVPAGES_API
-KVPAGES_MUST_USE
-kvpages_status kvpages_hybrid_block_size(const struct kvpages_hybrid_config *config,
-                                         struct kvpages_hybrid_block *out);
 
 /**
  * Memory of the host. The system zeroes each page of it when it is first

@@ -75,33 +75,13 @@ mod tests {
     use crate::memory::testing::{Faulty, adopted_buffer};
     use crate::model::Model;
     use crate::plan::{PartGroup, PartTensor, Parts, plan_from_parts};
-    use crate::spec::{Attention, AttentionFields, AttentionKind, QuantMode, Spec};
+    use crate::spec::{Attention, AttentionFields, Spec};
     use std::sync::atomic::Ordering;
 
     /// Three full layers of 8192-byte pages, each with its own tensor of four blocks.
     fn blueprint() -> Arc<Blueprint> {
         let backend = Arc::new(Preset::FlashAttentionNhd.backend().unwrap());
-        let spec = Attention::new(AttentionFields {
-            kind: AttentionKind::Full,
-            block_size: 16,
-            num_kv_heads: 2,
-            head_size: 64,
-            head_size_v: 64,
-            dtype: Dtype::Bf16,
-            quant_mode: QuantMode::None,
-            page_size_padded: None,
-            indexes_kv_by_block_stride: false,
-            sliding_window: None,
-            attention_chunk_size: None,
-            non_causal: false,
-            tq_slot_size: 0,
-            sink_len: 0,
-            rswa_window: 0,
-            cache_dtype: None,
-            alignment: None,
-            compress_ratio: 1,
-            model_version: None,
-        });
+        let spec = Attention::new(AttentionFields::full(16, 2, 64, Dtype::Bf16));
         let spec = Spec::Attention(spec.unwrap());
         let names: Vec<String> = (0..3).map(|i| format!("layers.{i}.attn")).collect();
         let mut model = Model::new();

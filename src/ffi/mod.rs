@@ -22,6 +22,7 @@ pub mod cache;
 pub mod memory;
 pub mod model;
 pub mod plan;
+pub mod sizing;
 pub mod spec;
 pub mod status;
 pub mod types;

@@ -10,7 +10,6 @@ use super::input;
 use super::status::{Failure, kvpages_status};
 use crate::dtype::Dtype;
 use crate::num;
-use crate::plan;
 use crate::spec::{
     Attention, AttentionFields, AttentionKind, Content, DemandError, Limits, QuantMode, Spec,
     SpecError, SpecSet, State, StateCacheMode, StateFields, StateKind, merge, uniformity,
@@ -559,35 +558,6 @@ pub unsafe extern "C" fn kvpages_quant_mode_from_cache_dtype(
             )
         };
         *out = QuantMode::from_cache_dtype(text) as u32;
-        Ok(())
-    })
-}
-
-/// Key-value heads that one tensor-parallel rank stores. With fewer heads than
-/// ranks each head is stored by several ranks.
-///
-/// @param total_kv_heads  Heads of the model. At least 1.
-/// @param num_ranks       Ranks. At least 1; it divides the heads, or the heads
-///                        divide it.
-/// @param[out] out_heads     Heads on one rank. Not NULL.
-/// @param[out] out_replicas  Ranks that store the same head. Not NULL.
-#[must_use]
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn kvpages_kv_heads_per_rank(
-    total_kv_heads: u64,
-    num_ranks: u64,
-    out_heads: *mut u64,
-    out_replicas: *mut u64,
-) -> kvpages_status {
-    guard(|| {
-        // SAFETY: the caller's contract.
-        let (out_heads, out_replicas) = unsafe {
-            input::both(
-                input::cleared(out_heads, "out_heads"),
-                input::cleared(out_replicas, "out_replicas"),
-            )
-        }?;
-        (*out_heads, *out_replicas) = plan::kv_heads_per_rank(total_kv_heads, num_ranks)?;
         Ok(())
     })
 }

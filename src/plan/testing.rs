@@ -15,24 +15,7 @@ use crate::spec::{
 pub(super) fn fields(kind: AttentionKind, block_size: u64, head_size: u64) -> AttentionFields {
     AttentionFields {
         kind,
-        block_size,
-        num_kv_heads: 1,
-        head_size,
-        head_size_v: head_size,
-        dtype: Dtype::U8,
-        quant_mode: QuantMode::None,
-        page_size_padded: None,
-        indexes_kv_by_block_stride: false,
-        sliding_window: None,
-        attention_chunk_size: None,
-        non_causal: false,
-        tq_slot_size: 0,
-        sink_len: 0,
-        rswa_window: 0,
-        cache_dtype: None,
-        alignment: None,
-        compress_ratio: 1,
-        model_version: None,
+        ..AttentionFields::full(block_size, 1, head_size, Dtype::U8)
     }
 }
 

@@ -143,6 +143,39 @@ pub struct AttentionFields {
     pub model_version: Option<Arc<CStr>>,
 }
 
+impl AttentionFields {
+    /// A full attention layer whose keys and values are alike, without anything special. Others
+    /// are described from it.
+    pub fn full(
+        block_size: u64,
+        num_kv_heads: u64,
+        head_size: u64,
+        dtype: Dtype,
+    ) -> AttentionFields {
+        AttentionFields {
+            kind: AttentionKind::Full,
+            block_size,
+            num_kv_heads,
+            head_size,
+            head_size_v: head_size,
+            dtype,
+            quant_mode: QuantMode::None,
+            page_size_padded: None,
+            indexes_kv_by_block_stride: false,
+            sliding_window: None,
+            attention_chunk_size: None,
+            non_causal: false,
+            tq_slot_size: 0,
+            sink_len: 0,
+            rswa_window: 0,
+            cache_dtype: None,
+            alignment: None,
+            compress_ratio: 1,
+            model_version: None,
+        }
+    }
+}
+
 /// What one token and head stores, in elements of the layer's dtype and without per-token-head
 /// scales.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -509,30 +542,6 @@ fn padded_page(
 mod tests {
     use super::*;
 
-    fn full(block_size: u64, heads: u64, head_size: u64, dtype: Dtype) -> AttentionFields {
-        AttentionFields {
-            kind: AttentionKind::Full,
-            block_size,
-            num_kv_heads: heads,
-            head_size,
-            head_size_v: head_size,
-            dtype,
-            quant_mode: QuantMode::None,
-            page_size_padded: None,
-            indexes_kv_by_block_stride: false,
-            sliding_window: None,
-            attention_chunk_size: None,
-            non_causal: false,
-            tq_slot_size: 0,
-            sink_len: 0,
-            rswa_window: 0,
-            cache_dtype: None,
-            alignment: None,
-            compress_ratio: 1,
-            model_version: None,
-        }
-    }
-
     #[test]
     fn pages_by_mode() {
         for (mode, dtype, page) in [
@@ -542,7 +551,7 @@ mod tests {
             (QuantMode::Int4PerTokenHead, Dtype::U8, 16384 + 1024),
             (QuantMode::Nvfp4, Dtype::U8, 16 * 8 * 144),
         ] {
-            let mut fields = full(16, 8, 128, dtype);
+            let mut fields = AttentionFields::full(16, 8, 128, dtype);
             fields.quant_mode = mode;
             assert_eq!(
                 Attention::new(fields).unwrap().page().padded,
@@ -559,7 +568,7 @@ mod tests {
             quant_mode: QuantMode::Int8PerTokenHead,
             page_size_padded: padding,
             alignment: Some(alignment),
-            ..full(16, 1, 72, Dtype::I8)
+            ..AttentionFields::full(16, 1, 72, Dtype::I8)
         };
         assert_eq!(
             Attention::new(latent(None, 576)).unwrap().page().padded,
@@ -576,7 +585,7 @@ mod tests {
 
     #[test]
     fn a_changed_spec_keeps_its_other_fields() {
-        let mut fields = full(16, 1, 64, Dtype::I8);
+        let mut fields = AttentionFields::full(16, 1, 64, Dtype::I8);
         fields.quant_mode = QuantMode::Int8PerTokenHead;
         fields.indexes_kv_by_block_stride = true;
         let before = Attention::new(fields).unwrap();
@@ -590,22 +599,22 @@ mod tests {
 
     #[test]
     fn impossible_specs_are_refused() {
-        let zero = full(0, 1, 64, Dtype::F16);
+        let zero = AttentionFields::full(0, 1, 64, Dtype::F16);
         assert!(matches!(
             Attention::new(zero),
             Err(SpecError::Zero {
                 field: "block_size"
             })
         ));
-        let mut odd = full(16, 1, 33, Dtype::U8);
+        let mut odd = AttentionFields::full(16, 1, 33, Dtype::U8);
         odd.quant_mode = QuantMode::Int4PerTokenHead;
         assert!(matches!(
             Attention::new(odd),
             Err(SpecError::PackedWidthNotDividing { width: 33, .. })
         ));
-        let huge = full(1 << 40, 1 << 20, 1 << 10, Dtype::F16);
+        let huge = AttentionFields::full(1 << 40, 1 << 20, 1 << 10, Dtype::F16);
         assert!(matches!(Attention::new(huge), Err(SpecError::Overflow(_))));
-        let mut window = full(16, 1, 64, Dtype::F16);
+        let mut window = AttentionFields::full(16, 1, 64, Dtype::F16);
         window.kind = AttentionKind::SlidingWindow;
         assert!(matches!(
             Attention::new(window),
@@ -613,7 +622,7 @@ mod tests {
                 field: "sliding_window"
             })
         ));
-        let mut stray = full(16, 1, 64, Dtype::F16);
+        let mut stray = AttentionFields::full(16, 1, 64, Dtype::F16);
         stray.tq_slot_size = 54;
         assert!(matches!(
             Attention::new(stray),

@@ -160,30 +160,14 @@ fn attention_blocks(kind: AttentionKind, spec: &Spec, limits: &Limits) -> Result
 mod tests {
     use super::*;
     use crate::dtype::Dtype;
-    use crate::spec::{Attention, AttentionFields, QuantMode};
+    use crate::spec::{Attention, AttentionFields};
 
     fn window(window: u64, block_size: u64) -> Spec {
         Spec::Attention(
             Attention::new(AttentionFields {
                 kind: AttentionKind::SlidingWindow,
-                block_size,
-                num_kv_heads: 1,
-                head_size: 8,
-                head_size_v: 8,
-                dtype: Dtype::F16,
-                quant_mode: QuantMode::None,
-                page_size_padded: None,
-                indexes_kv_by_block_stride: false,
                 sliding_window: Some(window),
-                attention_chunk_size: None,
-                non_causal: false,
-                tq_slot_size: 0,
-                sink_len: 0,
-                rswa_window: 0,
-                cache_dtype: None,
-                alignment: None,
-                compress_ratio: 1,
-                model_version: None,
+                ..AttentionFields::full(block_size, 1, 8, Dtype::F16)
             })
             .unwrap(),
         )

@@ -424,31 +424,15 @@ mod tests {
     use super::*;
     use crate::backend::{Contract, KernelBlockSize, Preset};
     use crate::dtype::Dtype;
-    use crate::spec::{AttentionFields, AttentionKind, QuantMode};
+    use crate::spec::AttentionFields;
     use proptest::prelude::*;
     use std::collections::HashSet;
 
     fn spec(block_size: u64, heads: u64, head_size: u64, padded: Option<u64>) -> Attention {
         Attention::new(AttentionFields {
-            kind: AttentionKind::Full,
-            block_size,
-            num_kv_heads: heads,
-            head_size,
-            head_size_v: head_size,
-            dtype: Dtype::F16,
-            quant_mode: QuantMode::None,
             page_size_padded: padded,
             indexes_kv_by_block_stride: true,
-            sliding_window: None,
-            attention_chunk_size: None,
-            non_causal: false,
-            tq_slot_size: 0,
-            sink_len: 0,
-            rswa_window: 0,
-            cache_dtype: None,
-            alignment: None,
-            compress_ratio: 1,
-            model_version: None,
+            ..AttentionFields::full(block_size, heads, head_size, Dtype::F16)
         })
         .unwrap()
     }
