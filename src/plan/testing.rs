@@ -7,8 +7,8 @@ use crate::backend::{Backend, Contract, KernelBlockSize, Preset};
 use crate::dtype::Dtype;
 use crate::model::Model;
 use crate::spec::{
-    Attention, AttentionFields, AttentionKind, Limits, QuantMode, Spec, State, StateCacheMode,
-    StateFields, StateKind,
+    Attention, AttentionFields, AttentionKind, Limits, Spec, State, StateCacheMode, StateFields,
+    StateKind,
 };
 
 /// One u8 head: a page of `2 · block_size · head_size` bytes.
