@@ -45,6 +45,7 @@
 //! | [`cache`] | plan and memory together; binding order, regions |
 //! | [`ffi`] | the C ABI, one file for each section of the header |
 
+pub mod attention;
 pub mod backend;
 pub mod cache;
 pub mod dtype;
@@ -52,8 +53,10 @@ pub mod ffi;
 pub mod memory;
 pub mod model;
 pub mod num;
+pub mod ops;
 pub mod plan;
 pub mod spec;
+pub mod tables;
 pub mod view;
 
 #[cfg(test)]

@@ -6,8 +6,21 @@ use std::{collections::HashMap, env, fmt::Write, fs, path::Path};
 
 /// Every file that exports, in the order of the header's sections.
 const SOURCES: &[&str] = &[
-    "version", "status", "types", "spec", "backend", "model", "plan", "memory", "cache", "view",
+    "version",
+    "status",
+    "types",
+    "spec",
+    "backend",
+    "model",
+    "plan",
+    "memory",
+    "cache",
+    "view",
     "bind",
+    "attention",
+    "metadata",
+    "tables",
+    "ops",
 ];
 
 const HEADER: &str = "include/kvpages/kvpages.h";

@@ -16,14 +16,18 @@ mod guard;
 mod handle;
 mod input;
 
+pub mod attention;
 pub mod backend;
 pub mod bind;
 pub mod cache;
 pub mod memory;
+pub mod metadata;
 pub mod model;
+pub mod ops;
 pub mod plan;
 pub mod spec;
 pub mod status;
+pub mod tables;
 pub mod types;
 pub mod version;
 pub mod view;

@@ -1,0 +1,1 @@
+//! Header section: block tables and slots.
