@@ -1,0 +1,1 @@
+//! Tables against a naive model, and the rules of single calls.
