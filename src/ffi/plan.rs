@@ -793,11 +793,16 @@ impl PlanHandle {
         })
     }
 
-    fn worker(&self, worker: usize) -> Result<&WorkerPlan, Failure> {
+    pub(super) fn worker(&self, worker: usize) -> Result<&WorkerPlan, Failure> {
         self.plan
             .workers
             .get(worker)
             .ok_or_else(|| self.no_worker(worker))
+    }
+
+    /// What bounds one request.
+    pub(super) fn limits(&self) -> &Limits {
+        &self.plan.config.limits
     }
 
     fn no_worker(&self, worker: usize) -> Failure {

@@ -153,7 +153,11 @@ impl GroupConfig {
                 kernel_block_size: self.kernel_block_size,
             });
         }
-        let ranks = if self.is_replicated { Ranks::ONE } else { ranks };
+        let ranks = if self.is_replicated {
+            Ranks::ONE
+        } else {
+            ranks
+        };
         if ranks.size > 1 && !self.block_size.is_multiple_of(ranks.interleave) {
             return Err(TablesError::InterleaveNotDividing {
                 group,

@@ -165,9 +165,7 @@ pub enum TablesError {
         wanted: usize,
     },
     /// Boundaries that go back, or leave the array they divide.
-    #[error(
-        "{what}[{at}] is {value}; the entries go up from 0, and the last is at most {limit}"
-    )]
+    #[error("{what}[{at}] is {value}; the entries go up from 0, and the last is at most {limit}")]
     Boundary {
         /// Which array.
         what: &'static str,

@@ -53,7 +53,11 @@ impl Group {
             false => ranks,
         };
         // One rank has all tokens, in runs of any length.
-        let interleave = if of_group.size == 1 { 1 } else { of_group.interleave };
+        let interleave = if of_group.size == 1 {
+            1
+        } else {
+            of_group.interleave
+        };
         let mut changed = filled("changed rows", max_requests, 0)?;
         changed.clear();
         Ok(Group {
@@ -117,7 +121,11 @@ impl Group {
         blocks: &[i32],
         overwrite: bool,
     ) -> Result<(), TablesError> {
-        let held = if overwrite { 0 } else { self.planned[request] as usize };
+        let held = if overwrite {
+            0
+        } else {
+            self.planned[request] as usize
+        };
         if blocks.len() > (self.row_entries - held) / self.ratio {
             return Err(TablesError::RowFull {
                 request,
