@@ -1395,8 +1395,9 @@ typedef struct kvpages_group_info {
      */
     uint64_t row_blocks;
     /**
-     * Entries that a block-table row must have for any request: row_blocks, or
-     * more where cross attention caches more encoder tokens than that.
+     * Entries that a block-table row must have for any request: row_blocks; more
+     * where cross attention caches more encoder tokens than that, and fewer where
+     * the layers of a set share their tokens over context-parallel ranks.
      */
     uint64_t table_width_blocks;
     /**

@@ -228,8 +228,9 @@ pub struct kvpages_group_info {
     pub page_size_bytes: u64,
     /// Entries of a block-table row for a sequence of max_model_len tokens.
     pub row_blocks: u64,
-    /// Entries that a block-table row must have for any request: row_blocks, or
-    /// more where cross attention caches more encoder tokens than that.
+    /// Entries that a block-table row must have for any request: row_blocks; more
+    /// where cross attention caches more encoder tokens than that, and fewer where
+    /// the layers of a set share their tokens over context-parallel ranks.
     pub table_width_blocks: u64,
     /// The most blocks that one request can hold.
     pub blocks_per_request: u64,
