@@ -252,7 +252,7 @@ Category slots_category() {
                        "num_tokens?": "uint"}]})"),
           Schema::of_expectation(R"({
               "blocks_per_kv_block": ["uint"], "row_lengths": ["uint"],
-              "results": [{"num_blocks?": ["uint"], "tables?": "any",
+              "results": [{"num_blocks?": ["uint"], "tables?": "tables|null",
                            "slot_mappings?": [["int"]]}]})"),
           run_slots, as_it_is}},
     };

@@ -67,11 +67,38 @@ impl SlotRule {
 
     /// The slots of a request's tokens. `row` holds its blocks and nothing else.
     pub fn map(&self, row: &[i32], positions: &[i64], slots: &mut [i64]) {
-        let tokens = slots.iter_mut().zip(positions);
-        match (self.ranks.divisor, self.ratio) {
-            (1, 1) => tokens.for_each(|(slot, &at)| *slot = self.slot::<false, false>(row, at)),
-            (1, _) => tokens.for_each(|(slot, &at)| *slot = self.slot::<false, true>(row, at)),
-            _ => tokens.for_each(|(slot, &at)| *slot = self.slot::<true, true>(row, at)),
+        if self.ranks.divisor == 1 {
+            self.map_runs(row, positions, slots);
+        } else {
+            self.map_each(row, positions, slots);
+        }
+    }
+
+    /// As [`SlotRule::slot`] of every token.
+    fn map_each(&self, row: &[i32], positions: &[i64], slots: &mut [i64]) {
+        for (slot, &position) in slots.iter_mut().zip(positions) {
+            *slot = self.slot(row, position);
+        }
+    }
+
+    /// The same for one rank. Tokens mostly follow each other, so those that may fill the block of
+    /// the first one are looked at together.
+    fn map_runs(&self, row: &[i32], mut positions: &[i64], mut slots: &mut [i64]) {
+        while let Some(&first) = positions.first() {
+            let slot = self.slot(row, first);
+            // Past the row there is no block to fill.
+            let (offset, end) = match slot {
+                PAD_SLOT => (0, 1),
+                _ => (self.block.split(first as u64).1, self.block.divisor),
+            };
+            let run = positions.len().min((end - offset) as usize);
+            let (these, later) = positions.split_at(run);
+            let (out, out_later) = slots.split_at_mut(run);
+            let start = first.wrapping_sub(offset as i64);
+            if !shift_within(these, out, start, end as i64, slot.wrapping_sub(first)) {
+                self.map_each(row, these, out);
+            }
+            (positions, slots) = (later, out_later);
         }
     }
 
@@ -80,25 +107,36 @@ impl SlotRule {
     /// The kernel blocks of a block are consecutive, so its tokens are too: the first kernel block
     /// says where they start.
     #[inline(always)]
-    fn slot<const DEALT: bool, const SPLIT: bool>(&self, row: &[i32], position: i64) -> i64 {
-        let Ok(mut local) = u32::try_from(position).map(u64::from) else {
+    fn slot(&self, row: &[i32], position: i64) -> i64 {
+        let Ok(position) = u32::try_from(position) else {
             return PAD_SLOT;
         };
-        if DEALT {
-            let (run, inside) = self.interleave.split(local);
-            let (turn, owner) = self.ranks.split(run);
-            if owner != self.rank {
-                return PAD_SLOT;
-            }
-            local = turn * self.interleave.divisor + inside;
+        let (run, inside) = self.interleave.split(position.into());
+        let (turn, owner) = self.ranks.split(run);
+        if owner != self.rank {
+            return PAD_SLOT;
         }
+        let local = turn * self.interleave.divisor + inside;
         let (block, offset) = self.block.split(local);
-        let column = if SPLIT { block * self.ratio } else { block };
-        match row.get(column as usize) {
+        match row.get((block * self.ratio) as usize) {
             Some(&id) => i64::from(id) * self.kernel_block_size + offset as i64,
             None => PAD_SLOT,
         }
     }
+}
+
+/// Adds `shift` to all positions, and says whether they are the `length` from `start` on.
+///
+/// Without a branch in the loop, so that it becomes vector instructions.
+#[inline(always)]
+fn shift_within(positions: &[i64], out: &mut [i64], start: i64, length: i64, shift: i64) -> bool {
+    let mut outside = 0; // negative once a position is before the start or past the end
+    for (slot, &position) in out.iter_mut().zip(positions) {
+        let offset = position.wrapping_sub(start);
+        outside |= offset | (length - 1).wrapping_sub(offset);
+        *slot = position.wrapping_add(shift);
+    }
+    outside >= 0
 }
 
 #[cfg(test)]
