@@ -58,6 +58,8 @@ impl Group {
         } else {
             of_group.interleave
         };
+        // The largest first: what cannot be had is found before anything is touched.
+        let staged = Rows::new(max_requests, width)?;
         let mut changed = filled("changed rows", max_requests, 0)?;
         changed.clear();
         Ok(Group {
@@ -71,7 +73,7 @@ impl Group {
                 of_group.rank,
                 interleave,
             ),
-            staged: Rows::new(max_requests, width)?,
+            staged,
             applied: Rows::new(max_requests, width)?,
             input: Rows::new(max_requests, width)?,
             input_rows: 0,
