@@ -49,6 +49,10 @@ KVPAGES_LAYOUT(kvpages_allocation, size_bytes, 8, 16);
 KVPAGES_LAYOUT(kvpages_region, allocation, 32, 40);
 KVPAGES_LAYOUT(kvpages_view, allocation_bytes, 40, 48);
 KVPAGES_LAYOUT(kvpages_bind_config, num_already_bound, 48, 56);
+KVPAGES_LAYOUT(kvpages_table_group, reserved0, 28, 32);
+KVPAGES_LAYOUT(kvpages_tables_config, reserved0, 76, 80);
+KVPAGES_LAYOUT(kvpages_table_info, reserved0, 52, 56);
+KVPAGES_LAYOUT(kvpages_row_writes, num_block_ids, 48, 56);
 
 KVPAGES_GROWS(kvpages_spec);
 KVPAGES_GROWS(kvpages_spec_info);
@@ -73,6 +77,9 @@ KVPAGES_GROWS(kvpages_view_report);
 KVPAGES_GROWS(kvpages_layer_info);
 KVPAGES_GROWS(kvpages_view_axes);
 KVPAGES_GROWS(kvpages_bind_config);
+KVPAGES_GROWS(kvpages_tables_config);
+KVPAGES_GROWS(kvpages_table_info);
+KVPAGES_GROWS(kvpages_row_writes);
 
 static_assert(sizeof(kvpages_status) == 4 && sizeof(kvpages_dtype) == 4 &&
               sizeof(kvpages_preset) == 4 && sizeof(kvpages_spec_kind) == 4);
@@ -122,6 +129,9 @@ TEST(Abi, InitMacrosSetTheSizeAndNothingElse) {
     expect_init(kvpages_layer_info KVPAGES_LAYER_INFO_INIT);
     expect_init(kvpages_view_axes KVPAGES_VIEW_AXES_INIT);
     expect_init(kvpages_bind_config KVPAGES_BIND_CONFIG_INIT);
+    expect_init(kvpages_tables_config KVPAGES_TABLES_CONFIG_INIT);
+    expect_init(kvpages_table_info KVPAGES_TABLE_INFO_INIT);
+    expect_init(kvpages_row_writes KVPAGES_ROW_WRITES_INIT);
 }
 
 TEST(Abi, StatusNames) {

@@ -40,11 +40,13 @@
 //! | [`backend`] | an attention backend's contract: layout, kernel blocks, index width; presets |
 //! | [`model`] | layers in order, and who shares whose pages |
 //! | [`plan`] | grouping, page unification, packing, budget, workers, capacity, explanation |
+//! | [`tables`] | block tables, gathered batches, slot mappings |
 //! | [`memory`] | where bytes come from: host, the engine's allocator, an adopted buffer |
 //! | [`view`] | shape and stride algebra, and the proof |
 //! | [`cache`] | plan and memory together; binding order, regions |
 //! | [`ffi`] | the C ABI, one file for each section of the header |
 
+pub mod attention;
 pub mod backend;
 pub mod cache;
 pub mod dtype;
@@ -52,8 +54,10 @@ pub mod ffi;
 pub mod memory;
 pub mod model;
 pub mod num;
+pub mod ops;
 pub mod plan;
 pub mod spec;
+pub mod tables;
 pub mod view;
 
 #[cfg(test)]

@@ -13,18 +13,35 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("backend", &["num", "dtype", "spec"]),
     ("model", &["num", "dtype", "spec", "backend"]),
     ("plan", &["num", "dtype", "spec", "backend", "model"]),
+    (
+        "attention",
+        &["num", "dtype", "spec", "backend", "model", "plan"],
+    ),
+    ("tables", &["num"]),
     ("memory", &["num"]),
     ("view", &["num", "dtype", "spec", "backend"]),
+    ("ops", &["num", "dtype", "spec", "view"]),
     (
         "cache",
         &[
-            "num", "dtype", "spec", "backend", "model", "plan", "memory", "view",
+            "num", "dtype", "spec", "backend", "model", "plan", "memory", "view", "ops",
         ],
     ),
     (
         "ffi",
         &[
-            "num", "dtype", "spec", "backend", "model", "plan", "memory", "view", "cache",
+            "num",
+            "dtype",
+            "spec",
+            "backend",
+            "model",
+            "plan",
+            "memory",
+            "view",
+            "cache",
+            "attention",
+            "tables",
+            "ops",
         ],
     ),
 ];

@@ -8,6 +8,7 @@ const Category& category(const std::string& name) {
         {"plan", plan_category()},
         {"views", views_category()},
         {"bind", bind_category()},
+        {"slots", slots_category()},
     };
     const auto found = categories.find(name);
     if (found == categories.end()) {

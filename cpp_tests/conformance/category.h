@@ -26,6 +26,7 @@ Category specs_category();
 Category plan_category();
 Category views_category();
 Category bind_category();
+Category slots_category();
 
 // Of a case file's stem.
 const Category& category(const std::string& name);

@@ -34,6 +34,7 @@ const std::map<std::string, Json>& named_patterns() {
          Json::parse(
              R"({"mul?": ["uint|string|expression"], "add?": ["uint|string|expression"]})")},
         {"numbers", Json::parse(R"(["uint"])")},
+        {"tables", Json::parse(R"([[["int"]]])")},
         {"multiple", Json::parse(R"({"multiple_of": "uint"})")},
     };
     return patterns;

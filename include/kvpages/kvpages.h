@@ -175,6 +175,13 @@
 #define KVPAGES_PART_GROUP_DRAFT 1
 
 /**
+ * Flag of kvpages_tables_config: rows are as wide as kvpages_table_row_width()
+ * says, for kernels that read whole runs of 128 tokens. They hold no more blocks
+ * than without it.
+ */
+#define KVPAGES_TABLES_ALIGNED_ROWS 1
+
+/**
  * Result of every call that can fail. Zero is success, every failure is
  * negative. Values are never renumbered or used again.
  *
@@ -633,6 +640,29 @@ typedef struct kvpages_model kvpages_model;
  * of blocks. Immutable: all calls on it may run concurrently.
  */
 typedef struct kvpages_plan kvpages_plan;
+
+/**
+ * Which blocks hold each request, and where each token of a step goes, in the
+ * host's memory. For each group there are
+ *
+ * - a table: a row of kernel block ids for each request;
+ * - an input table: a row for each request of the batch;
+ * - slots: one for each token of the batch.
+ *
+ * Their addresses stay as they are until the tables are destroyed, so captured
+ * graphs may hold them. They are read, not written, by the engine. Past the
+ * entries of a row there are null blocks (0), past the tokens of a batch pad
+ * slots (-1), always.
+ *
+ * Writes to rows are staged: kvpages_tables_num_entries() and the checks of later
+ * writes count them at once, while the tables, kvpages_tables_gather() and
+ * kvpages_tables_map_slots() see them after kvpages_tables_apply(). Any number of
+ * them may be staged. A request is the number of a row, less than max_requests.
+ *
+ * No call but those that create and destroy allocates or takes a lock when it
+ * succeeds.
+ */
+typedef struct kvpages_tables kvpages_tables;
 
 /**
  * What one layer stores. Start from KVPAGES_SPEC_INIT; fields of other kinds
@@ -1481,8 +1511,9 @@ typedef struct kvpages_group_info {
      */
     uint64_t row_blocks;
     /**
-     * Entries that a block-table row must have for any request: row_blocks, or
-     * more where cross attention caches more encoder tokens than that.
+     * Entries that a block-table row must have for any request: row_blocks; more
+     * where cross attention caches more encoder tokens than that, and fewer where
+     * the layers of a set share their tokens over context-parallel ranks.
      */
     uint64_t table_width_blocks;
     /**
@@ -1982,6 +2013,171 @@ typedef struct kvpages_bind_config {
 /** kvpages_bind_config with struct_size set and all else zero. */
 #define KVPAGES_BIND_CONFIG_INIT {sizeof(kvpages_bind_config), NULL, 0, \
     NULL, 0, 0, 0}
+
+/**
+ * What the table of a group is made for.
+ */
+typedef struct kvpages_table_group {
+    /**
+     * Tokens of a block.
+     */
+    uint64_t block_size;
+    /**
+     * Tokens of a kernel block, which divide a block. 0: those of a block.
+     */
+    uint64_t kernel_block_size;
+    /**
+     * Blocks that a row holds.
+     */
+    uint64_t row_blocks;
+    /**
+     * 1 when every context-parallel rank holds all of it, as of state.
+     */
+    uint32_t is_replicated;
+    /**
+     * Zero.
+     */
+    uint32_t reserved0;
+} kvpages_table_group;
+
+/**
+ * What tables are made for.
+ */
+typedef struct kvpages_tables_config {
+    /**
+     * sizeof(kvpages_tables_config) as the caller compiled it.
+     */
+    size_t struct_size;
+    /**
+     * The groups, by number. NULL where they are a plan's.
+     */
+    const struct kvpages_table_group *groups;
+    /**
+     * How many.
+     */
+    size_t num_groups;
+    /**
+     * Rows: requests that there may be at once. Not 0.
+     */
+    uint64_t max_requests;
+    /**
+     * Tokens that a step may have. Not 0.
+     */
+    uint64_t max_tokens;
+    /**
+     * Block ids are 0 to this number minus 1. 0: the plan's number; without a plan
+     * as many as 32-bit ids of kernel blocks can tell apart.
+     */
+    uint64_t num_blocks;
+    /**
+     * Ranks that share the tokens. 0: the plan's number; without a plan 1.
+     */
+    uint64_t context_parallel_size;
+    /**
+     * Which of the ranks this is.
+     */
+    uint64_t context_parallel_rank;
+    /**
+     * Tokens that a rank gets before the next one does; it divides the block sizes
+     * of the groups that are shared out. 0: 1.
+     */
+    uint64_t context_parallel_interleave;
+    /**
+     * KVPAGES_TABLES_* flags.
+     */
+    uint32_t flags;
+    /**
+     * Zero.
+     */
+    uint32_t reserved0;
+} kvpages_tables_config;
+
+/** kvpages_tables_config with struct_size set and all else zero. */
+#define KVPAGES_TABLES_CONFIG_INIT {sizeof(kvpages_tables_config), NULL, 0, \
+    0, 0, 0, 0, 0, 0, 0, 0}
+
+/**
+ * What the table of a group is.
+ */
+typedef struct kvpages_table_info {
+    /**
+     * sizeof(kvpages_table_info) as the caller compiled it.
+     */
+    size_t struct_size;
+    /**
+     * Tokens of a block.
+     */
+    uint64_t block_size;
+    /**
+     * Tokens of a kernel block.
+     */
+    uint64_t kernel_block_size;
+    /**
+     * Kernel blocks of a block.
+     */
+    uint64_t kernel_blocks_per_block;
+    /**
+     * Blocks that a row holds.
+     */
+    uint64_t row_blocks;
+    /**
+     * Entries of a row: kernel blocks.
+     */
+    uint64_t row_width;
+    /**
+     * 1 when every context-parallel rank holds all of it.
+     */
+    uint32_t is_replicated;
+    /**
+     * Zero.
+     */
+    uint32_t reserved0;
+} kvpages_table_info;
+
+/** kvpages_table_info with struct_size set and all else zero. */
+#define KVPAGES_TABLE_INFO_INIT {sizeof(kvpages_table_info), 0, 0, 0, 0, 0, \
+    0, 0}
+
+/**
+ * Writes to many rows, in all groups, in order.
+ */
+typedef struct kvpages_row_writes {
+    /**
+     * sizeof(kvpages_row_writes) as the caller compiled it.
+     */
+    size_t struct_size;
+    /**
+     * The request of each write, num_writes of them.
+     */
+    const int32_t *requests;
+    /**
+     * How many.
+     */
+    size_t num_writes;
+    /**
+     * Of each write not 0 when its blocks replace those of the row. NULL: all are
+     * added.
+     */
+    const uint8_t *overwrite;
+    /**
+     * num_writes * number of groups + 1 places in block_ids, going up from 0: the
+     * blocks of write w for group g are those from starts[w * groups + g] to the
+     * next place.
+     */
+    const size_t *starts;
+    /**
+     * Block ids, not of kernel blocks.
+     */
+    const int32_t *block_ids;
+    /**
+     * How many.
+     */
+    size_t num_block_ids;
+} kvpages_row_writes;
+
+/** kvpages_row_writes with struct_size set and all else zero. */
+#define KVPAGES_ROW_WRITES_INIT {sizeof(kvpages_row_writes), NULL, 0, NULL, \
+    NULL, NULL, 0}
 
 #ifdef __cplusplus
 extern "C" {
@@ -2835,6 +3031,361 @@ KVPAGES_MUST_USE
 kvpages_status kvpages_bind_layers(const struct kvpages_bind_config *config,
                                    size_t *out_order,
                                    size_t *out_bound);
+
+/**
+ * Entries of a row of row_blocks blocks for kernels that read whole runs of 128
+ * tokens: blocks rounded up to a multiple of 128 / gcd(128, block_size), times the
+ * kernel blocks of each.
+ *
+ * @param row_blocks         Blocks.
+ * @param block_size         Tokens of a block.
+ * @param kernel_block_size  Tokens of a kernel block, which divide it. 0: those
+ *                           of a block.
+ * @param[out] out           Entries; 0 on failure. Not NULL.
+ */
+KVPAGES_API
+KVPAGES_MUST_USE
+kvpages_status kvpages_table_row_width(uint64_t row_blocks,
+                                       uint64_t block_size,
+                                       uint64_t kernel_block_size,
+                                       uint64_t *out);
+
+/**
+ * Makes tables of groups that the engine states.
+ *
+ * @param config    Copied. Not NULL.
+ * @param[out] out  Owned by the caller: kvpages_tables_destroy(). NULL on failure.
+ * @retval KVPAGES_STATUS_OUT_OF_HOST_MEMORY  The host has not enough memory.
+ */
+KVPAGES_API
+KVPAGES_MUST_USE
+kvpages_status kvpages_tables_create(const struct kvpages_tables_config *config,
+                                     struct kvpages_tables **out);
+
+/**
+ * Makes tables of a worker's groups. Rows are as long as the plan's
+ * table_width_blocks; state is not shared out to the context-parallel ranks.
+ *
+ * @param plan      Borrowed. Not NULL.
+ * @param worker    Number of the worker in the plan.
+ * @param config    Copied. Not NULL; without groups, and with the plan's number of
+ *                  context-parallel ranks or 0.
+ * @param[out] out  Owned by the caller: kvpages_tables_destroy(). NULL on failure.
+ * @retval KVPAGES_STATUS_OUT_OF_HOST_MEMORY  The host has not enough memory.
+ * @retval KVPAGES_STATUS_NOT_FOUND  The plan has no such worker.
+ */
+KVPAGES_API
+KVPAGES_MUST_USE
+kvpages_status kvpages_tables_create_for_plan(const struct kvpages_plan *plan,
+                                              size_t worker,
+                                              const struct kvpages_tables_config *config,
+                                              struct kvpages_tables **out);
+
+/**
+ * Destroys tables. NULL is a no-op.
+ *
+ * @param tables  Not used any more, and neither are its tensors.
+ */
+KVPAGES_API void kvpages_tables_destroy(struct kvpages_tables *tables);
+
+/**
+ * Number of groups.
+ *
+ * @param tables  Borrowed.
+ * @return 0 for NULL.
+ */
+KVPAGES_API
+size_t kvpages_tables_num_groups(const struct kvpages_tables *tables);
+
+/**
+ * What the table of a group is.
+ *
+ * @param tables    Borrowed. Not NULL.
+ * @param group     Less than kvpages_tables_num_groups().
+ * @param[out] out  Filled. Not NULL; struct_size set.
+ * @retval KVPAGES_STATUS_NOT_FOUND  There is no such group.
+ */
+KVPAGES_API
+KVPAGES_MUST_USE
+kvpages_status kvpages_tables_get_info(const struct kvpages_tables *tables,
+                                       size_t group,
+                                       struct kvpages_table_info *out);
+
+/**
+ * The table of a group: int32 [max_requests, row width], as it was last applied.
+ *
+ * @param tables    Borrowed. Not NULL.
+ * @param group     Less than kvpages_tables_num_groups().
+ * @param[out] out  Filled; its pointers are Kept until the tables are destroyed.
+ *                  Not NULL.
+ * @retval KVPAGES_STATUS_NOT_FOUND  There is no such group.
+ */
+KVPAGES_API
+KVPAGES_MUST_USE
+kvpages_status kvpages_tables_get_table(const struct kvpages_tables *tables,
+                                        size_t group,
+                                        struct kvpages_tensor *out);
+
+/**
+ * The input table of a group: int32 [max_requests, row width], as it was last
+ * gathered.
+ *
+ * @param tables    Borrowed. Not NULL.
+ * @param group     Less than kvpages_tables_num_groups().
+ * @param[out] out  Filled; its pointers are Kept until the tables are destroyed.
+ *                  Not NULL.
+ * @retval KVPAGES_STATUS_NOT_FOUND  There is no such group.
+ */
+KVPAGES_API
+KVPAGES_MUST_USE
+kvpages_status kvpages_tables_get_input_table(const struct kvpages_tables *tables,
+                                              size_t group,
+                                              struct kvpages_tensor *out);
+
+/**
+ * The slots of a group: int64 [max_tokens], as they were last mapped.
+ *
+ * @param tables    Borrowed. Not NULL.
+ * @param group     Less than kvpages_tables_num_groups().
+ * @param[out] out  Filled; its pointers are Kept until the tables are destroyed.
+ *                  Not NULL.
+ * @retval KVPAGES_STATUS_NOT_FOUND  There is no such group.
+ */
+KVPAGES_API
+KVPAGES_MUST_USE
+kvpages_status kvpages_tables_get_slots(const struct kvpages_tables *tables,
+                                        size_t group,
+                                        struct kvpages_tensor *out);
+
+/**
+ * Kernel blocks in the row of a request, those staged included.
+ *
+ * @param tables    Borrowed. Not NULL.
+ * @param request   Number of its row.
+ * @param group     Less than kvpages_tables_num_groups().
+ * @param[out] out  How many; 0 on failure. Not NULL.
+ * @retval KVPAGES_STATUS_NOT_FOUND  There is no such request or group.
+ */
+KVPAGES_API
+KVPAGES_MUST_USE
+kvpages_status kvpages_tables_num_entries(const struct kvpages_tables *tables,
+                                          size_t request,
+                                          size_t group,
+                                          size_t *out);
+
+/**
+ * Stages blocks to be added to a row, each as its kernel blocks.
+ *
+ * @param tables     Changed. Not NULL.
+ * @param request    Number of its row.
+ * @param group      Less than kvpages_tables_num_groups().
+ * @param block_ids  Copied. NULL only when there are none.
+ * @param count      How many.
+ * @retval KVPAGES_STATUS_NOT_FOUND  There is no such request or group.
+ * @retval KVPAGES_STATUS_INVALID_ARGUMENT  The row has no room for them (kind
+ *         "table_row_overflow"), or one does not exist ("block_id_out_of_range").
+ */
+KVPAGES_API
+KVPAGES_MUST_USE
+kvpages_status kvpages_tables_append(struct kvpages_tables *tables,
+                                     size_t request,
+                                     size_t group,
+                                     const int32_t *block_ids,
+                                     size_t count);
+
+/**
+ * Stages blocks to take the place of those in a row.
+ *
+ * @param tables     Changed. Not NULL.
+ * @param request    Number of its row.
+ * @param group      Less than kvpages_tables_num_groups().
+ * @param block_ids  Copied. NULL only when there are none.
+ * @param count      How many.
+ * @retval KVPAGES_STATUS_NOT_FOUND  There is no such request or group.
+ * @retval KVPAGES_STATUS_INVALID_ARGUMENT  The row has no room for them (kind
+ *         "table_row_overflow"), or one does not exist ("block_id_out_of_range").
+ */
+KVPAGES_API
+KVPAGES_MUST_USE
+kvpages_status kvpages_tables_overwrite(struct kvpages_tables *tables,
+                                        size_t request,
+                                        size_t group,
+                                        const int32_t *block_ids,
+                                        size_t count);
+
+/**
+ * Stages writes to many rows: all of them, or none when one is refused.
+ *
+ * @param tables  Changed. Not NULL.
+ * @param writes  Copied. Not NULL.
+ * @retval KVPAGES_STATUS_NOT_FOUND  There is no such request.
+ * @retval KVPAGES_STATUS_INVALID_ARGUMENT  A row has no room for its blocks (kind
+ *         "table_row_overflow"), a block does not exist
+ *         ("block_id_out_of_range"), or starts do not go up from 0
+ *         ("boundaries_not_ascending").
+ * @note Cost: O(writes * groups + blocks); no allocation, no lock.
+ */
+KVPAGES_API
+KVPAGES_MUST_USE
+kvpages_status kvpages_tables_write(struct kvpages_tables *tables,
+                                    const struct kvpages_row_writes *writes);
+
+/**
+ * Stages that a row keeps its first blocks only.
+ *
+ * @param tables      Changed. Not NULL.
+ * @param request     Number of its row.
+ * @param group       Less than kvpages_tables_num_groups().
+ * @param num_blocks  Blocks to keep, not of kernel blocks.
+ * @retval KVPAGES_STATUS_NOT_FOUND  There is no such request or group.
+ * @retval KVPAGES_STATUS_INVALID_ARGUMENT  It has fewer (kind
+ *         "table_row_too_short").
+ */
+KVPAGES_API
+KVPAGES_MUST_USE
+kvpages_status kvpages_tables_truncate(struct kvpages_tables *tables,
+                                       size_t request,
+                                       size_t group,
+                                       size_t num_blocks);
+
+/**
+ * Stages that a request takes the place of another, in all groups. Its own row is
+ * empty then.
+ *
+ * @param tables  Changed. Not NULL.
+ * @param from    Number of its row.
+ * @param to      Number of the row that gets its blocks, and loses those it had.
+ * @retval KVPAGES_STATUS_NOT_FOUND  There is no such request.
+ */
+KVPAGES_API
+KVPAGES_MUST_USE
+kvpages_status kvpages_tables_move(struct kvpages_tables *tables,
+                                   size_t from,
+                                   size_t to);
+
+/**
+ * Stages that two requests change places, in all groups.
+ *
+ * @param tables  Changed. Not NULL.
+ * @param a       Number of one row.
+ * @param b       Number of the other.
+ * @retval KVPAGES_STATUS_NOT_FOUND  There is no such request.
+ */
+KVPAGES_API
+KVPAGES_MUST_USE
+kvpages_status kvpages_tables_swap(struct kvpages_tables *tables,
+                                   size_t a,
+                                   size_t b);
+
+/**
+ * Stages that a request has no blocks, in any group.
+ *
+ * @param tables   Changed. Not NULL.
+ * @param request  Number of its row.
+ * @retval KVPAGES_STATUS_NOT_FOUND  There is no such request.
+ */
+KVPAGES_API
+KVPAGES_MUST_USE
+kvpages_status kvpages_tables_clear(struct kvpages_tables *tables,
+                                    size_t request);
+
+/**
+ * Makes the tables what was staged, in the order in which it was.
+ *
+ * @param tables  Changed. Not NULL.
+ * @note Cost: O(entries that changed); no allocation, no lock.
+ */
+KVPAGES_API
+KVPAGES_MUST_USE
+kvpages_status kvpages_tables_apply(struct kvpages_tables *tables);
+
+/**
+ * Makes all tables null and all slots pads, and forgets what was staged, whatever
+ * stands in their memory. Addresses stay as they are. For an engine that has
+ * released its caches and has them again.
+ *
+ * @param tables  Changed. Not NULL.
+ */
+KVPAGES_API
+KVPAGES_MUST_USE
+kvpages_status kvpages_tables_reset(struct kvpages_tables *tables);
+
+/**
+ * Fills the input tables of all groups with the rows of a batch. Rows past it are
+ * null.
+ *
+ * @param tables        Changed. Not NULL.
+ * @param requests      Borrowed: for each request of the batch the number of its
+ *                      row, or -1 for a dummy, whose row is null. NULL only when
+ *                      there are none.
+ * @param num_requests  How many.
+ * @param num_rows      Rows that kernels will read: num_requests or more, at most
+ *                      max_requests.
+ * @retval KVPAGES_STATUS_NOT_FOUND  There is no such request.
+ * @retval KVPAGES_STATUS_INVALID_ARGUMENT  num_rows is out of range (kind
+ *         "batch_out_of_range").
+ * @note Cost: O(entries of the rows); no allocation, no lock.
+ */
+KVPAGES_API
+KVPAGES_MUST_USE
+kvpages_status kvpages_tables_gather(struct kvpages_tables *tables,
+                                     const int32_t *requests,
+                                     size_t num_requests,
+                                     size_t num_rows);
+
+/**
+ * Makes the input tables of all groups those of a batch of dummies: all null.
+ *
+ * @param tables    Changed. Not NULL.
+ * @param num_rows  Rows that kernels will read, at most max_requests.
+ * @retval KVPAGES_STATUS_INVALID_ARGUMENT  num_rows is out of range (kind
+ *         "batch_out_of_range").
+ */
+KVPAGES_API
+KVPAGES_MUST_USE
+kvpages_status kvpages_tables_gather_dummies(struct kvpages_tables *tables,
+                                             size_t num_rows);
+
+/**
+ * Finds the slots of a batch in all groups. The slot of a token is -1 when its
+ * position is negative or past the blocks of its request, when it is another
+ * context-parallel rank's, and when its request is a dummy. Slots past the tokens
+ * of the batch are -1, to max_tokens.
+ *
+ * @param tables         Changed. Not NULL.
+ * @param requests       Borrowed: for each request of the batch the number of its
+ *                       row, or -1 for a dummy. NULL only when there are none.
+ * @param num_requests   How many.
+ * @param query_start    Borrowed: num_requests + 1 numbers going up from 0.
+ *                       Request i has the tokens from query_start[i] to
+ *                       query_start[i + 1]. Not NULL.
+ * @param positions      Borrowed: where each token stands in its request. NULL
+ *                       only when there are none.
+ * @param num_positions  How many: as many as there are tokens, or more, which are
+ *                       left alone.
+ * @retval KVPAGES_STATUS_NOT_FOUND  There is no such request.
+ * @retval KVPAGES_STATUS_INVALID_ARGUMENT  There are more requests or tokens than
+ *         the tables are made for (kind "batch_out_of_range"), or query_start does
+ *         not go up from 0 or leaves positions ("boundaries_not_ascending").
+ * @note Cost: O(tokens * groups); no allocation, no lock.
+ */
+KVPAGES_API
+KVPAGES_MUST_USE
+kvpages_status kvpages_tables_map_slots(struct kvpages_tables *tables,
+                                        const int32_t *requests,
+                                        size_t num_requests,
+                                        const int32_t *query_start,
+                                        const int64_t *positions,
+                                        size_t num_positions);
+
+/**
+ * Makes all slots of all groups those of a batch of dummies: -1.
+ *
+ * @param tables  Changed. Not NULL.
+ */
+KVPAGES_API
+KVPAGES_MUST_USE
+kvpages_status kvpages_tables_map_dummies(struct kvpages_tables *tables);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -904,6 +904,147 @@ private:
     detail::Owned<kvpages_cache, kvpages_cache_destroy> handle_;
 };
 
+/// What tables are made for.
+struct TablesConfig {
+    std::uint64_t max_requests = 0;
+    std::uint64_t max_tokens = 0;
+    std::uint64_t num_blocks = 0;             ///< 0: the plan's, or as many as ids can tell apart
+    std::uint64_t context_parallel_size = 0;  ///< 0: the plan's, or 1
+    std::uint64_t context_parallel_rank = 0;
+    std::uint64_t context_parallel_interleave = 1;
+    bool aligned_rows = false;  ///< rows as wide as row_width() says
+
+    /// The same for C, without groups.
+    kvpages_tables_config c_config() const {
+        kvpages_tables_config config = KVPAGES_TABLES_CONFIG_INIT;
+        config.max_requests = max_requests;
+        config.max_tokens = max_tokens;
+        config.num_blocks = num_blocks;
+        config.context_parallel_size = context_parallel_size;
+        config.context_parallel_rank = context_parallel_rank;
+        config.context_parallel_interleave = context_parallel_interleave;
+        config.flags = aligned_rows ? KVPAGES_TABLES_ALIGNED_ROWS : 0u;
+        return config;
+    }
+};
+
+/// Which blocks hold each request, and where each token of a step goes.
+class Tables {
+public:
+    /// Tables of a worker's groups.
+    static Tables make(const Plan& plan, const TablesConfig& config, std::size_t worker = 0) {
+        const kvpages_tables_config c_config = config.c_config();
+        kvpages_tables* raw = nullptr;
+        check(kvpages_tables_create_for_plan(plan.get(), worker, &c_config, &raw));
+        return Tables(raw);
+    }
+
+    /// Tables of groups that the engine states.
+    static Tables make(const std::vector<kvpages_table_group>& groups,
+                       const TablesConfig& config) {
+        kvpages_tables_config c_config = config.c_config();
+        c_config.groups = groups.data();
+        c_config.num_groups = groups.size();
+        kvpages_tables* raw = nullptr;
+        check(kvpages_tables_create(&c_config, &raw));
+        return Tables(raw);
+    }
+
+    /// Entries of a row for kernels that read whole runs of 128 tokens.
+    static std::uint64_t row_width(std::uint64_t row_blocks, std::uint64_t block_size,
+                                   std::uint64_t kernel_block_size = 0) {
+        std::uint64_t width = 0;
+        check(kvpages_table_row_width(row_blocks, block_size, kernel_block_size, &width));
+        return width;
+    }
+
+    std::size_t num_groups() const noexcept { return kvpages_tables_num_groups(get()); }
+
+    kvpages_table_info info(std::size_t group) const {
+        kvpages_table_info out = KVPAGES_TABLE_INFO_INIT;
+        check(kvpages_tables_get_info(get(), group, &out));
+        return out;
+    }
+
+    /// Kernel blocks of a request, those staged included.
+    std::size_t num_entries(std::size_t request, std::size_t group) const {
+        std::size_t count = 0;
+        check(kvpages_tables_num_entries(get(), request, group, &count));
+        return count;
+    }
+
+    /// Applied rows: int32 [max_requests, row width]. Ask once; it does not move.
+    kvpages_tensor table(std::size_t group) const {
+        kvpages_tensor out{};
+        check(kvpages_tables_get_table(get(), group, &out));
+        return out;
+    }
+
+    /// Rows of the batch: int32 [max_requests, row width]. Ask once; it does not move.
+    kvpages_tensor input_table(std::size_t group) const {
+        kvpages_tensor out{};
+        check(kvpages_tables_get_input_table(get(), group, &out));
+        return out;
+    }
+
+    /// Slots of the batch: int64 [max_tokens]. Ask once; they do not move.
+    kvpages_tensor slots(std::size_t group) const {
+        kvpages_tensor out{};
+        check(kvpages_tables_get_slots(get(), group, &out));
+        return out;
+    }
+
+    /// Stages blocks to be added to a row.
+    void append(std::size_t request, std::size_t group, Span<const std::int32_t> blocks) {
+        check(kvpages_tables_append(get(), request, group, blocks.data(), blocks.size()));
+    }
+    /// Stages blocks to take the place of those in a row.
+    void overwrite(std::size_t request, std::size_t group, Span<const std::int32_t> blocks) {
+        check(kvpages_tables_overwrite(get(), request, group, blocks.data(), blocks.size()));
+    }
+    /// Stages writes to many rows, all or none.
+    void write(const kvpages_row_writes& writes) { check(kvpages_tables_write(get(), &writes)); }
+    /// Stages that a row keeps its first blocks only.
+    void truncate(std::size_t request, std::size_t group, std::size_t num_blocks) {
+        check(kvpages_tables_truncate(get(), request, group, num_blocks));
+    }
+    /// Stages that a request takes the place of another.
+    void move(std::size_t from, std::size_t to) { check(kvpages_tables_move(get(), from, to)); }
+    /// Stages that two requests change places.
+    void swap(std::size_t a, std::size_t b) { check(kvpages_tables_swap(get(), a, b)); }
+    /// Stages that a request has no blocks.
+    void clear(std::size_t request) { check(kvpages_tables_clear(get(), request)); }
+    /// Makes the tables what was staged.
+    void apply() { check(kvpages_tables_apply(get())); }
+    /// Empties everything in place.
+    void reset() { check(kvpages_tables_reset(get())); }
+
+    /// Fills the input tables with the rows of a batch; -1 is a dummy.
+    void gather(Span<const std::int32_t> requests, std::size_t num_rows) {
+        check(kvpages_tables_gather(get(), requests.data(), requests.size(), num_rows));
+    }
+    /// Makes the input tables those of a batch of dummies.
+    void gather_dummies(std::size_t num_rows) {
+        check(kvpages_tables_gather_dummies(get(), num_rows));
+    }
+    /// Finds the slots of a batch. `query_start` has an entry more than `requests`, which the
+    /// library cannot check.
+    void map_slots(Span<const std::int32_t> requests, const std::int32_t* query_start,
+                   Span<const std::int64_t> positions) {
+        check(kvpages_tables_map_slots(get(), requests.data(), requests.size(), query_start,
+                                       positions.data(), positions.size()));
+    }
+    /// Makes all slots those of a batch of dummies.
+    void map_dummies() { check(kvpages_tables_map_dummies(get())); }
+
+    kvpages_tables* get() const noexcept { return handle_.get(); }
+
+private:
+    explicit Tables(kvpages_tables* raw) : handle_(raw) {}
+
+    detail::Owned<kvpages_tables, kvpages_tables_destroy> handle_;
+};
+
 }  // namespace kvpages
 
 #endif

@@ -7,7 +7,8 @@ use std::{collections::HashMap, env, fmt::Write, fs, path::Path};
 /// Every file that exports, in the order of the header's sections.
 const SOURCES: &[&str] = &[
     "version", "status", "types", "spec", "sizing", "backend", "model", "plan", "memory", "cache",
-    "view", "bind",
+    "view", "bind", "attention", "metadata", "tables", "ops",
+];
 ];
 
 const HEADER: &str = "include/kvpages/kvpages.h";

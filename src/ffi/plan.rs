@@ -228,8 +228,9 @@ pub struct kvpages_group_info {
     pub page_size_bytes: u64,
     /// Entries of a block-table row for a sequence of max_model_len tokens.
     pub row_blocks: u64,
-    /// Entries that a block-table row must have for any request: row_blocks, or
-    /// more where cross attention caches more encoder tokens than that.
+    /// Entries that a block-table row must have for any request: row_blocks; more
+    /// where cross attention caches more encoder tokens than that, and fewer where
+    /// the layers of a set share their tokens over context-parallel ranks.
     pub table_width_blocks: u64,
     /// The most blocks that one request can hold.
     pub blocks_per_request: u64,
@@ -690,11 +691,16 @@ impl PlanHandle {
         })
     }
 
-    fn worker(&self, worker: usize) -> Result<&WorkerPlan, Failure> {
+    pub(super) fn worker(&self, worker: usize) -> Result<&WorkerPlan, Failure> {
         self.plan
             .workers
             .get(worker)
             .ok_or_else(|| self.no_worker(worker))
+    }
+
+    /// What bounds one request.
+    pub(super) fn limits(&self) -> &Limits {
+        &self.plan.config.limits
     }
 
     fn no_worker(&self, worker: usize) -> Failure {

@@ -10,6 +10,7 @@ use crate::model::{ModelError, SharingError};
 use crate::num::Overflow;
 use crate::plan::PlanError;
 use crate::spec::{DemandError, MergeError, SpecError};
+use crate::tables::TablesError;
 use crate::view::{AuditError, ViewError};
 
 /// Result of every call that can fail. Zero is success, every failure is
@@ -431,6 +432,19 @@ impl From<PlanError> for Failure {
             _ => kvpages_status::InvalidArgument,
         };
         Failure::new(status, kind, message)
+    }
+}
+
+impl From<TablesError> for Failure {
+    fn from(error: TablesError) -> Failure {
+        let status = match error {
+            TablesError::NoMemory { .. } => kvpages_status::OutOfHostMemory,
+            TablesError::UnknownRequest { .. } | TablesError::UnknownGroup { .. } => {
+                kvpages_status::NotFound
+            }
+            _ => kvpages_status::InvalidArgument,
+        };
+        Failure::new(status, error.kind(), error)
     }
 }
 

@@ -149,14 +149,22 @@ impl GroupSpec {
         }
     }
 
-    /// Entries that a block-table row must have for any request. A request of cross attention holds
-    /// the encoder's tokens, which may be more than the longest sequence has.
+    /// Entries that a block-table row must have for any request of one rank. A request of cross
+    /// attention holds the encoder's tokens, which may be more than the longest sequence has.
     pub fn table_width_blocks(&self, limits: &Limits) -> Result<u64, DemandError> {
         let tokens = match self.first().is_attention_kind(AttentionKind::Cross) {
             true => limits.max_model_len.max(limits.max_encoder_tokens),
             false => limits.max_model_len,
         };
-        self.row_blocks(limits, tokens)
+        match self {
+            // Of unequal layers too, whose row_blocks() leaves the ranks out.
+            GroupSpec::Set(set) if self.first().as_state().is_none() => {
+                let rows = set.specs().iter();
+                let mut rows = rows.map(|spec| spec.row_blocks(limits, tokens));
+                rows.try_fold(0, |most, blocks| Ok(most.max(blocks?)))
+            }
+            _ => self.row_blocks(limits, tokens),
+        }
     }
 
     /// The most blocks one request can hold; 0 when the limits are not known. Layers of a group need

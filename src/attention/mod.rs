@@ -1,0 +1,1 @@
+//! Attention groups: layers that one metadata builder serves, their builders, and the metadata of a step.

@@ -1,0 +1,1 @@
+//! Header section: attention groups and builders.

@@ -1,0 +1,1 @@
+//! Header section: the metadata of a step.

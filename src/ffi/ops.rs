@@ -1,0 +1,1 @@
+//! Header section: operations on blocks.

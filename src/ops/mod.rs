@@ -1,0 +1,1 @@
+//! Operations on blocks through views: zero, copy, write, gather. The bodies are in `kernels/`.

@@ -1,0 +1,404 @@
+//! Block tables and slot mappings: which blocks hold a request, and where each of its tokens goes.
+//!
+//! [`Tables`] has for each group a **table** (a row for each request), an **input table** (a row
+//! for each request of the batch) and the **slots** of the batch. All entries count kernel blocks.
+//! Writes to rows are staged: [`Tables::num_entries`] counts them at once, gathers and slots see
+//! them when they have been applied. Memory is made once and never moves, and no call on a step
+//! allocates.
+//!
+//! Past the entries of a row there are null blocks, and past the tokens of a batch pad slots.
+
+mod config;
+mod error;
+mod group;
+mod rows;
+mod slots;
+#[cfg(test)]
+mod tests;
+
+pub use config::{GroupConfig, Ranks, TablesConfig, row_width};
+pub use error::TablesError;
+pub use rows::NULL_BLOCK;
+pub use slots::PAD_SLOT;
+
+use group::Group;
+
+/// Writes to many rows at once, in order.
+#[derive(Debug, Clone, Copy)]
+pub struct RowWrites<'a> {
+    /// The request of each write.
+    pub requests: &'a [i32],
+    /// Of each write not 0 when it replaces the blocks of the row; without them all append.
+    pub overwrite: Option<&'a [u8]>,
+    /// Where the blocks of a write start in `blocks`, for each group of each write, and the end of
+    /// the last ones.
+    pub starts: &'a [usize],
+    /// Block ids.
+    pub blocks: &'a [i32],
+}
+
+impl<'a> RowWrites<'a> {
+    /// Request, blocks by group, and whether they replace. Everything was checked.
+    #[inline]
+    fn get(&self, write: usize, group: usize, num_groups: usize) -> (usize, &'a [i32], bool) {
+        let at = write * num_groups + group;
+        (
+            self.requests[write] as usize,
+            &self.blocks[self.starts[at]..self.starts[at + 1]],
+            self.overwrite.is_some_and(|flags| flags[write] != 0),
+        )
+    }
+}
+
+/// The block tables of all groups.
+#[derive(Debug)]
+pub struct Tables {
+    groups: Vec<Group>,
+    max_requests: usize,
+    max_tokens: usize,
+}
+
+impl Tables {
+    /// Makes tables without blocks.
+    pub fn new(config: &TablesConfig) -> Result<Tables, TablesError> {
+        config.check()?;
+        let (max_requests, max_tokens) = (config.max_requests as usize, config.max_tokens as usize);
+        let mut groups = Vec::new();
+        groups
+            .try_reserve_exact(config.groups.len())
+            .map_err(|_| TablesError::NoMemory {
+                what: "groups",
+                bytes: config.groups.len() as u64,
+            })?;
+        for (number, &group) in config.groups.iter().enumerate() {
+            groups.push(Group::new(
+                group,
+                max_requests,
+                max_tokens,
+                config.block_limit(number, &group)?,
+                config.ranks,
+                group.width(config.aligned_rows)? as usize,
+            )?);
+        }
+        Ok(Tables {
+            groups,
+            max_requests,
+            max_tokens,
+        })
+    }
+
+    /// Groups that there are.
+    pub fn num_groups(&self) -> usize {
+        self.groups.len()
+    }
+
+    /// Rows of each table.
+    pub fn max_requests(&self) -> usize {
+        self.max_requests
+    }
+
+    /// Slots of each group.
+    pub fn max_tokens(&self) -> usize {
+        self.max_tokens
+    }
+
+    /// What the table of a group was made for.
+    pub fn config(&self, group: usize) -> Result<GroupConfig, TablesError> {
+        self.group(group).map(|group| group.config)
+    }
+
+    /// Entries of a row.
+    pub fn width(&self, group: usize) -> Result<usize, TablesError> {
+        self.group(group).map(Group::width)
+    }
+
+    /// Kernel blocks of a request, those staged included.
+    pub fn num_entries(&self, request: usize, group: usize) -> Result<usize, TablesError> {
+        self.check_request(request)?;
+        Ok(self.group(group)?.staged_len(request))
+    }
+
+    /// The applied rows of all requests, one after another.
+    pub fn table(&self, group: usize) -> Result<&[i32], TablesError> {
+        self.group(group).map(Group::table)
+    }
+
+    /// The rows of the batch, one after another.
+    pub fn input_table(&self, group: usize) -> Result<&[i32], TablesError> {
+        self.group(group).map(Group::input_table)
+    }
+
+    /// The slots of the batch.
+    pub fn slots(&self, group: usize) -> Result<&[i64], TablesError> {
+        self.group(group).map(Group::slots)
+    }
+
+    // --- staged writes ----------------------------------------------------------------------
+
+    /// Adds blocks to a row, or replaces those it has.
+    pub fn write_row(
+        &mut self,
+        request: usize,
+        group: usize,
+        blocks: &[i32],
+        overwrite: bool,
+    ) -> Result<(), TablesError> {
+        self.check_request(request)?;
+        let of_group = self.group_mut(group)?;
+        of_group.plan(request);
+        of_group.check(group, request, blocks, overwrite)?;
+        of_group.stage(request, blocks, overwrite);
+        Ok(())
+    }
+
+    /// Writes to many rows, all or none.
+    pub fn write(&mut self, writes: &RowWrites<'_>) -> Result<(), TablesError> {
+        let (num_writes, num_groups) = (writes.requests.len(), self.groups.len());
+        self.check_writes(writes)?;
+        for (number, group) in self.groups.iter_mut().enumerate() {
+            for &request in writes.requests {
+                group.plan(request as usize);
+            }
+            for write in 0..num_writes {
+                let (request, blocks, overwrite) = writes.get(write, number, num_groups);
+                group.check(number, request, blocks, overwrite)?;
+            }
+        }
+        for (number, group) in self.groups.iter_mut().enumerate() {
+            for write in 0..num_writes {
+                let (request, blocks, overwrite) = writes.get(write, number, num_groups);
+                group.stage(request, blocks, overwrite);
+            }
+        }
+        Ok(())
+    }
+
+    fn check_writes(&self, writes: &RowWrites<'_>) -> Result<(), TablesError> {
+        let num_writes = writes.requests.len();
+        for &request in writes.requests {
+            self.check_index(request, 0)?;
+        }
+        let overwrites = writes.overwrite.map_or(num_writes, <[u8]>::len);
+        let boundaries = num_writes
+            .checked_mul(self.groups.len())
+            .and_then(|count| count.checked_add(1))
+            .unwrap_or(usize::MAX);
+        for (what, got, wanted) in [
+            ("overwrite", overwrites, num_writes),
+            ("starts", writes.starts.len(), boundaries),
+        ] {
+            if got != wanted {
+                return Err(TablesError::Length { what, got, wanted });
+            }
+        }
+        check_ascending("starts", writes.starts, writes.blocks.len())
+    }
+
+    /// Keeps the first blocks of a row.
+    pub fn truncate(
+        &mut self,
+        request: usize,
+        group: usize,
+        num_blocks: usize,
+    ) -> Result<(), TablesError> {
+        self.check_request(request)?;
+        let of_group = self.group_mut(group)?;
+        let held = of_group.staged_len(request) / of_group.ratio;
+        if num_blocks > held {
+            return Err(TablesError::TruncateLonger {
+                request,
+                group,
+                held,
+                wanted: num_blocks,
+            });
+        }
+        of_group.cut(request, num_blocks * of_group.ratio);
+        Ok(())
+    }
+
+    /// Puts the blocks of `from`, in all groups, into `to`, and none into `from`.
+    pub fn relocate(&mut self, from: usize, to: usize) -> Result<(), TablesError> {
+        self.check_request(from)?;
+        self.check_request(to)?;
+        if from != to {
+            for group in &mut self.groups {
+                group.relocate(from, to);
+            }
+        }
+        Ok(())
+    }
+
+    /// Exchanges two requests in all groups.
+    pub fn swap(&mut self, a: usize, b: usize) -> Result<(), TablesError> {
+        self.check_request(a)?;
+        self.check_request(b)?;
+        if a != b {
+            for group in &mut self.groups {
+                group.swap(a, b);
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes all blocks from a request, in all groups.
+    pub fn clear(&mut self, request: usize) -> Result<(), TablesError> {
+        self.check_request(request)?;
+        for group in &mut self.groups {
+            group.cut(request, 0);
+        }
+        Ok(())
+    }
+
+    /// Makes the tables what was staged.
+    pub fn apply(&mut self) {
+        for group in &mut self.groups {
+            group.apply();
+        }
+    }
+
+    /// Makes all memory what it was at first, whatever stands there now. It does not move.
+    pub fn reset(&mut self) {
+        for group in &mut self.groups {
+            group.reset();
+        }
+    }
+
+    // --- a step -----------------------------------------------------------------------------
+
+    /// Fills the input tables with the rows of the requests of a batch; -1 is a dummy. Rows past
+    /// them are null. `num_rows` are those that kernels will read.
+    pub fn gather(&mut self, requests: &[i32], num_rows: usize) -> Result<(), TablesError> {
+        self.check_num_rows(requests.len(), num_rows)?;
+        self.check_indices(requests)?;
+        for group in &mut self.groups {
+            group.gather(requests);
+        }
+        Ok(())
+    }
+
+    /// Makes the input tables those of a batch of dummies.
+    pub fn gather_dummies(&mut self, num_rows: usize) -> Result<(), TablesError> {
+        self.gather(&[], num_rows)
+    }
+
+    /// Finds the slots of a batch: request `i` of it, -1 for a dummy, has the positions from
+    /// `query_start[i]` to `query_start[i + 1]`. Slots past them are pads.
+    pub fn map_slots(
+        &mut self,
+        requests: &[i32],
+        query_start: &[i32],
+        positions: &[i64],
+    ) -> Result<(), TablesError> {
+        self.check_num_rows(requests.len(), requests.len())?;
+        self.check_indices(requests)?;
+        if query_start.len() != requests.len() + 1 {
+            return Err(TablesError::Length {
+                what: "query_start",
+                got: query_start.len(),
+                wanted: requests.len() + 1,
+            });
+        }
+        check_ascending("query_start", query_start, positions.len())?;
+        let tokens = query_start[requests.len()] as usize;
+        if tokens > self.max_tokens {
+            return Err(TablesError::Capacity {
+                what: "the number of tokens",
+                got: tokens,
+                capacity: self.max_tokens,
+            });
+        }
+        for group in &mut self.groups {
+            group.map_slots(requests, query_start, positions);
+        }
+        Ok(())
+    }
+
+    /// Makes all slots pads.
+    pub fn map_dummies(&mut self) {
+        for group in &mut self.groups {
+            group.map_slots(&[], &[0], &[]);
+        }
+    }
+
+    // --- checks -----------------------------------------------------------------------------
+
+    fn group(&self, group: usize) -> Result<&Group, TablesError> {
+        self.groups.get(group).ok_or(TablesError::UnknownGroup {
+            group,
+            num_groups: self.groups.len(),
+        })
+    }
+
+    fn group_mut(&mut self, group: usize) -> Result<&mut Group, TablesError> {
+        let num_groups = self.groups.len();
+        let found = self.groups.get_mut(group);
+        found.ok_or(TablesError::UnknownGroup { group, num_groups })
+    }
+
+    fn check_request(&self, request: usize) -> Result<(), TablesError> {
+        if request >= self.max_requests {
+            return Err(TablesError::UnknownRequest {
+                request: i64::try_from(request).unwrap_or(i64::MAX),
+                max_requests: self.max_requests,
+            });
+        }
+        Ok(())
+    }
+
+    /// `lowest` is -1 where there may be dummies, else 0.
+    fn check_index(&self, request: i32, lowest: i32) -> Result<(), TablesError> {
+        if request < lowest || i64::from(request) >= self.max_requests as i64 {
+            return Err(TablesError::UnknownRequest {
+                request: i64::from(request),
+                max_requests: self.max_requests,
+            });
+        }
+        Ok(())
+    }
+
+    fn check_indices(&self, requests: &[i32]) -> Result<(), TablesError> {
+        requests
+            .iter()
+            .try_for_each(|&request| self.check_index(request, -1))
+    }
+
+    fn check_num_rows(&self, num_requests: usize, num_rows: usize) -> Result<(), TablesError> {
+        if num_rows > self.max_requests {
+            return Err(TablesError::Capacity {
+                what: "the number of rows",
+                got: num_rows,
+                capacity: self.max_requests,
+            });
+        }
+        if num_rows < num_requests {
+            return Err(TablesError::PaddedBelowBatch {
+                num_requests,
+                num_rows,
+            });
+        }
+        Ok(())
+    }
+}
+
+/// Checks numbers that divide an array into parts.
+fn check_ascending<T: Copy + TryInto<usize> + TryInto<i64>>(
+    what: &'static str,
+    boundaries: &[T],
+    limit: usize,
+) -> Result<(), TablesError> {
+    let mut last = 0;
+    for (at, &boundary) in boundaries.iter().enumerate() {
+        match boundary.try_into() {
+            Ok(value) if value >= last && value <= limit && (at > 0 || value == 0) => last = value,
+            _ => {
+                return Err(TablesError::Boundary {
+                    what,
+                    at,
+                    value: boundary.try_into().unwrap_or(i64::MAX),
+                    limit,
+                });
+            }
+        }
+    }
+    Ok(())
+}
