@@ -6,9 +6,22 @@ use std::{collections::HashMap, env, fmt::Write, fs, path::Path};
 
 /// Every file that exports, in the order of the header's sections.
 const SOURCES: &[&str] = &[
-    "version", "status", "types", "spec", "sizing", "backend", "model", "plan", "memory", "cache",
-    "view", "bind", "attention", "metadata", "tables", "ops",
-];
+    "version",
+    "status",
+    "types",
+    "spec",
+    "sizing",
+    "backend",
+    "model",
+    "plan",
+    "memory",
+    "cache",
+    "view",
+    "bind",
+    "attention",
+    "metadata",
+    "tables",
+    "ops",
 ];
 
 const HEADER: &str = "include/kvpages/kvpages.h";
