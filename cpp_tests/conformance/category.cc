@@ -8,6 +8,8 @@ const Category& category(const std::string& name) {
         {"plan", plan_category()},
         {"views", views_category()},
         {"bind", bind_category()},
+        {"zeroing", zeroing_category()},
+        {"copying", copying_category()},
     };
     const auto found = categories.find(name);
     if (found == categories.end()) {
