@@ -48,6 +48,13 @@ KVPAGES_LAYOUT(kvpages_allocation, size_bytes, 8, 16);
 KVPAGES_LAYOUT(kvpages_region, allocation, 32, 40);
 KVPAGES_LAYOUT(kvpages_view, allocation_bytes, 40, 48);
 KVPAGES_LAYOUT(kvpages_bind_config, num_already_bound, 48, 56);
+KVPAGES_LAYOUT(kvpages_ops_config, max_concurrency, 16, 24);
+KVPAGES_LAYOUT(kvpages_block_selection, num_layers, 32, 40);
+KVPAGES_LAYOUT(kvpages_block_copy, target, 4, 8);
+KVPAGES_LAYOUT(kvpages_kv_rows, value_scale, 68, 72);
+KVPAGES_LAYOUT(kvpages_kv_rows_out, value_scale, 68, 72);
+KVPAGES_LAYOUT(kvpages_kv_write, fp8_format, 44, 48);
+KVPAGES_LAYOUT(kvpages_kv_gather, fp8_format, 60, 64);
 
 KVPAGES_GROWS(kvpages_spec);
 KVPAGES_GROWS(kvpages_spec_info);
@@ -72,6 +79,10 @@ KVPAGES_GROWS(kvpages_view_report);
 KVPAGES_GROWS(kvpages_layer_info);
 KVPAGES_GROWS(kvpages_view_axes);
 KVPAGES_GROWS(kvpages_bind_config);
+KVPAGES_GROWS(kvpages_ops_config);
+KVPAGES_GROWS(kvpages_block_selection);
+KVPAGES_GROWS(kvpages_kv_write);
+KVPAGES_GROWS(kvpages_kv_gather);
 
 static_assert(sizeof(kvpages_status) == 4 && sizeof(kvpages_dtype) == 4 &&
               sizeof(kvpages_preset) == 4 && sizeof(kvpages_spec_kind) == 4);
@@ -121,6 +132,10 @@ TEST(Abi, InitMacrosSetTheSizeAndNothingElse) {
     expect_init(kvpages_layer_info KVPAGES_LAYER_INFO_INIT);
     expect_init(kvpages_view_axes KVPAGES_VIEW_AXES_INIT);
     expect_init(kvpages_bind_config KVPAGES_BIND_CONFIG_INIT);
+    expect_init(kvpages_ops_config KVPAGES_OPS_CONFIG_INIT);
+    expect_init(kvpages_block_selection KVPAGES_BLOCK_SELECTION_INIT);
+    expect_init(kvpages_kv_write KVPAGES_KV_WRITE_INIT);
+    expect_init(kvpages_kv_gather KVPAGES_KV_GATHER_INIT);
 }
 
 TEST(Abi, StatusNames) {

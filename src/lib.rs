@@ -42,6 +42,7 @@
 //! | [`plan`] | grouping, page unification, packing, budget, workers, capacity, explanation |
 //! | [`memory`] | where bytes come from: host, the engine's allocator, an adopted buffer |
 //! | [`view`] | shape and stride algebra, and the proof |
+//! | [`ops`] | zero, copy, write and gather over views; the bodies are in `kernels/` |
 //! | [`cache`] | plan and memory together; binding order, regions |
 //! | [`ffi`] | the C ABI, one file for each section of the header |
 

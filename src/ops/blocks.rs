@@ -196,6 +196,16 @@ impl Blocks {
         }
     }
 
+    /// What to move in which order, so that it comes out as if all blocks were read first.
+    pub(super) fn moves_of(
+        &mut self,
+        copies: impl Iterator<Item = BlockCopy>,
+    ) -> Result<&[Move], OpsError> {
+        let call = self.list_pairs(copies)?;
+        self.order_pairs(call);
+        Ok(&self.moves)
+    }
+
     /// Takes the pairs over, checked, and counts who reads which block.
     fn list_pairs(&mut self, copies: impl Iterator<Item = BlockCopy>) -> Result<u32, OpsError> {
         let call = self.next_generation();
@@ -347,8 +357,7 @@ impl Ops {
         self.select(selection)?;
         self.blocks.check_told(told)?;
         let blocks = &mut self.blocks;
-        let call = blocks.list_pairs(copies)?;
-        blocks.order_pairs(call);
+        blocks.moves_of(copies)?;
         blocks.cut_pieces();
         // SAFETY: as in `zero_blocks`; the spare page holds a step, and no piece spans more.
         unsafe {
