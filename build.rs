@@ -8,6 +8,7 @@ const ABI: u32 = 0;
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
+    build_kernels();
     if env::var("CARGO_CFG_TARGET_OS").as_deref() != Ok("linux") {
         return;
     }
@@ -20,6 +21,29 @@ fn main() {
     if env::var_os("CARGO_CFG_SANITIZE").is_none_or(|sanitizers| sanitizers.is_empty()) {
         link_arg("-z,defs");
     }
+}
+
+/// Compiles the bodies in `kernels/` for the host. They need no C++ run-time library, so that a C
+/// program links to nothing new.
+fn build_kernels() {
+    println!("cargo::rerun-if-changed=kernels");
+    let mut build = cc::Build::new();
+    build
+        .cpp(true)
+        .cpp_link_stdlib(None)
+        .std("c++17")
+        .opt_level(3)
+        .warnings(true)
+        .flag("-fno-exceptions")
+        .flag("-fno-rtti")
+        // The same bits everywhere, a device included.
+        .flag("-ffp-contract=off")
+        .flag("-fvisibility=hidden")
+        .file("kernels/host.cc");
+    if env::var("CARGO_CFG_SANITIZE").is_ok_and(|sanitizers| sanitizers.contains("address")) {
+        build.flag_if_supported("-fsanitize=address");
+    }
+    build.compile("kvpages_kernels");
 }
 
 /// Passes an option to the linker of the cdylib, and of nothing else.

@@ -53,6 +53,13 @@ KVPAGES_LAYOUT(kvpages_table_group, reserved0, 28, 32);
 KVPAGES_LAYOUT(kvpages_tables_config, reserved0, 76, 80);
 KVPAGES_LAYOUT(kvpages_table_info, reserved0, 52, 56);
 KVPAGES_LAYOUT(kvpages_row_writes, num_block_ids, 48, 56);
+KVPAGES_LAYOUT(kvpages_ops_config, max_concurrency, 16, 24);
+KVPAGES_LAYOUT(kvpages_block_selection, num_layers, 32, 40);
+KVPAGES_LAYOUT(kvpages_block_copy, target, 4, 8);
+KVPAGES_LAYOUT(kvpages_kv_rows, value_scale, 68, 72);
+KVPAGES_LAYOUT(kvpages_kv_rows_out, value_scale, 68, 72);
+KVPAGES_LAYOUT(kvpages_kv_write, fp8_format, 44, 48);
+KVPAGES_LAYOUT(kvpages_kv_gather, fp8_format, 60, 64);
 
 KVPAGES_GROWS(kvpages_spec);
 KVPAGES_GROWS(kvpages_spec_info);
@@ -80,6 +87,10 @@ KVPAGES_GROWS(kvpages_bind_config);
 KVPAGES_GROWS(kvpages_tables_config);
 KVPAGES_GROWS(kvpages_table_info);
 KVPAGES_GROWS(kvpages_row_writes);
+KVPAGES_GROWS(kvpages_ops_config);
+KVPAGES_GROWS(kvpages_block_selection);
+KVPAGES_GROWS(kvpages_kv_write);
+KVPAGES_GROWS(kvpages_kv_gather);
 
 static_assert(sizeof(kvpages_status) == 4 && sizeof(kvpages_dtype) == 4 &&
               sizeof(kvpages_preset) == 4 && sizeof(kvpages_spec_kind) == 4);
@@ -132,6 +143,10 @@ TEST(Abi, InitMacrosSetTheSizeAndNothingElse) {
     expect_init(kvpages_tables_config KVPAGES_TABLES_CONFIG_INIT);
     expect_init(kvpages_table_info KVPAGES_TABLE_INFO_INIT);
     expect_init(kvpages_row_writes KVPAGES_ROW_WRITES_INIT);
+    expect_init(kvpages_ops_config KVPAGES_OPS_CONFIG_INIT);
+    expect_init(kvpages_block_selection KVPAGES_BLOCK_SELECTION_INIT);
+    expect_init(kvpages_kv_write KVPAGES_KV_WRITE_INIT);
+    expect_init(kvpages_kv_gather KVPAGES_KV_GATHER_INIT);
 }
 
 TEST(Abi, StatusNames) {

@@ -43,6 +43,7 @@
 //! | [`tables`] | block tables, gathered batches, slot mappings |
 //! | [`memory`] | where bytes come from: host, the engine's allocator, an adopted buffer |
 //! | [`view`] | shape and stride algebra, and the proof |
+//! | [`ops`] | zero, copy, write and gather over views; the bodies are in `kernels/` |
 //! | [`cache`] | plan and memory together; binding order, regions |
 //! | [`ffi`] | the C ABI, one file for each section of the header |
 

@@ -9,6 +9,8 @@ const Category& category(const std::string& name) {
         {"views", views_category()},
         {"bind", bind_category()},
         {"slots", slots_category()},
+        {"zeroing", zeroing_category()},
+        {"copying", copying_category()},
     };
     const auto found = categories.find(name);
     if (found == categories.end()) {

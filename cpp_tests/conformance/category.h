@@ -27,6 +27,8 @@ Category plan_category();
 Category views_category();
 Category bind_category();
 Category slots_category();
+Category zeroing_category();
+Category copying_category();
 
 // Of a case file's stem.
 const Category& category(const std::string& name);

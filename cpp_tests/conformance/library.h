@@ -55,5 +55,6 @@ using ModelHandle = std::unique_ptr<kvpages_model, Destroy<kvpages_model_destroy
 using PlanHandle = std::unique_ptr<kvpages_plan, Destroy<kvpages_plan_destroy>>;
 using MemoryHandle = std::unique_ptr<kvpages_memory, Destroy<kvpages_memory_destroy>>;
 using CacheHandle = std::unique_ptr<kvpages_cache, Destroy<kvpages_cache_destroy>>;
+using OpsHandle = std::unique_ptr<kvpages_ops, Destroy<kvpages_ops_destroy>>;
 
 }  // namespace conformance

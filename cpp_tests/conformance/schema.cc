@@ -35,6 +35,10 @@ const std::map<std::string, Json>& named_patterns() {
              R"({"mul?": ["uint|string|expression"], "add?": ["uint|string|expression"]})")},
         {"numbers", Json::parse(R"(["uint"])")},
         {"tables", Json::parse(R"([[["int"]]])")},
+        {"strings", Json::parse(R"(["string"])")},
+        {"segments",
+         Json::parse(R"([{"allocation": "uint", "offset_bytes": "uint", "span_bytes?": "uint",
+                          "step_bytes?": "uint"}])")},
         {"multiple", Json::parse(R"({"multiple_of": "uint"})")},
     };
     return patterns;

@@ -22,6 +22,7 @@ using Model = std::unique_ptr<kvpages_model, Destroy<kvpages_model, kvpages_mode
 using Plan = std::unique_ptr<kvpages_plan, Destroy<kvpages_plan, kvpages_plan_destroy>>;
 using Memory = std::unique_ptr<kvpages_memory, Destroy<kvpages_memory, kvpages_memory_destroy>>;
 using Cache = std::unique_ptr<kvpages_cache, Destroy<kvpages_cache, kvpages_cache_destroy>>;
+using Ops = std::unique_ptr<kvpages_ops, Destroy<kvpages_ops, kvpages_ops_destroy>>;
 
 // A call that the test needs to go on; a test that throws has failed.
 inline void must(std::int32_t status) {

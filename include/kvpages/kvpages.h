@@ -636,6 +636,18 @@ typedef struct kvpages_memory kvpages_memory;
 typedef struct kvpages_model kvpages_model;
 
 /**
+ * Operations on the blocks of one cache: zero and copy blocks, store rows of
+ * tokens and read them. It keeps the cache's memory.
+ *
+ * What calls need is taken when it is made: a call that succeeds allocates
+ * nothing and takes no lock. Calls that take it as const may run concurrently,
+ * also with those of another kvpages_ops, as long as they do not touch the same
+ * slots; the others must have it for themselves. A call returns when its work is
+ * done, and what it refuses it refuses before it touches anything.
+ */
+typedef struct kvpages_ops kvpages_ops;
+
+/**
  * How all workers share out their memory: groups of layers, allocations, a number
  * of blocks. Immutable: all calls on it may run concurrently.
  */
@@ -2179,6 +2191,264 @@ typedef struct kvpages_row_writes {
 #define KVPAGES_ROW_WRITES_INIT {sizeof(kvpages_row_writes), NULL, 0, NULL, \
     NULL, NULL, 0}
 
+/**
+ * What operations are made for.
+ */
+typedef struct kvpages_ops_config {
+    /**
+     * sizeof(kvpages_ops_config) as the caller compiled it.
+     */
+    size_t struct_size;
+    /**
+     * Most block ids, or pairs of them, in one call; 0 for all blocks of the
+     * cache.
+     */
+    uint64_t max_block_ids;
+    /**
+     * Calls that may be under way on the device at once. At least 1; host memory
+     * needs no more.
+     */
+    uint64_t max_concurrency;
+} kvpages_ops_config;
+
+/** kvpages_ops_config with struct_size set and all else zero. */
+#define KVPAGES_OPS_CONFIG_INIT {sizeof(kvpages_ops_config), 0, 0}
+
+/**
+ * The layers that a call on blocks means: those of the groups listed and those
+ * listed themselves. With both lists empty it means none; a NULL selection means
+ * all layers.
+ */
+typedef struct kvpages_block_selection {
+    /**
+     * sizeof(kvpages_block_selection) as the caller compiled it.
+     */
+    size_t struct_size;
+    /**
+     * Numbers of groups. May be NULL when num_groups is 0.
+     */
+    const uint64_t *groups;
+    /**
+     * Groups listed.
+     */
+    size_t num_groups;
+    /**
+     * Numbers of layers. May be NULL when num_layers is 0.
+     */
+    const size_t *layers;
+    /**
+     * Layers listed.
+     */
+    size_t num_layers;
+} kvpages_block_selection;
+
+/** kvpages_block_selection with struct_size set and all else zero. */
+#define KVPAGES_BLOCK_SELECTION_INIT {sizeof(kvpages_block_selection), NULL, \
+    0, NULL, 0}
+
+/**
+ * A block to copy over another one. Frozen.
+ */
+typedef struct kvpages_block_copy {
+    /**
+     * The block that is read.
+     */
+    int32_t source;
+    /**
+     * The block that is written.
+     */
+    int32_t target;
+} kvpages_block_copy;
+
+/**
+ * Rows of tokens to store in one layer. A row is what the layer stores of one
+ * token: for each head a key and a value, each a run of elements without gaps.
+ * Row i starts i token strides behind the first. A latent has one head; it comes
+ * as keys alone, or in two parts, the second one as values. Frozen.
+ */
+typedef struct kvpages_kv_rows {
+    /**
+     * Number of the layer in the cache.
+     */
+    size_t layer;
+    /**
+     * The first token's keys, or latent. Not NULL.
+     */
+    const void *keys;
+    /**
+     * The first token's values, or the second part of its latent. NULL exactly
+     * when the layer stores none.
+     */
+    const void *values;
+    /**
+     * Elements from one token's keys to the next one's; 0 when there are no gaps.
+     */
+    uint64_t key_token_stride;
+    /**
+     * Elements from one head's key to the next one's; 0 when there are no gaps.
+     */
+    uint64_t key_head_stride;
+    /**
+     * As key_token_stride, for values.
+     */
+    uint64_t value_token_stride;
+    /**
+     * As key_head_stride, for values.
+     */
+    uint64_t value_head_stride;
+    /**
+     * Of a latent in two parts: elements of the first. 0: in one piece.
+     */
+    uint64_t latent_elements;
+    /**
+     * fp8 with one scale for the tensor: a stored number times this is the number
+     * meant. 0 is 1. Without effect otherwise.
+     */
+    float key_scale;
+    /**
+     * As key_scale, for values, or for the second part of a latent.
+     */
+    float value_scale;
+} kvpages_kv_rows;
+
+/**
+ * Rows to store.
+ */
+typedef struct kvpages_kv_write {
+    /**
+     * sizeof(kvpages_kv_write) as the caller compiled it.
+     */
+    size_t struct_size;
+    /**
+     * The layers, all of one group. May be NULL when num_layers is 0.
+     */
+    const struct kvpages_kv_rows *layers;
+    /**
+     * Layers listed.
+     */
+    size_t num_layers;
+    /**
+     * The slot of each row in the layers' group: block id * slots of a block +
+     * slot in the block. Rows of slot -1 are skipped. Two rows of one slot leave
+     * either. May be NULL when num_slots is 0.
+     */
+    const int64_t *slots;
+    /**
+     * Rows.
+     */
+    size_t num_slots;
+    /**
+     * Element type of the rows: one of KVPAGES_DTYPE_*.
+     */
+    uint32_t dtype;
+    /**
+     * Which fp8 layers of plain bytes hold: KVPAGES_DTYPE_F8_E4M3FN or
+     * KVPAGES_DTYPE_F8_E5M2. 0 is the former.
+     */
+    uint32_t fp8_format;
+} kvpages_kv_write;
+
+/** kvpages_kv_write with struct_size set and all else zero. */
+#define KVPAGES_KV_WRITE_INIT {sizeof(kvpages_kv_write), NULL, 0, NULL, 0, \
+    0, 0}
+
+/**
+ * Room for rows that are read. As kvpages_kv_rows. Frozen.
+ */
+typedef struct kvpages_kv_rows_out {
+    /**
+     * Number of the layer in the cache.
+     */
+    size_t layer;
+    /**
+     * Room for the first token's keys, or latent. Not NULL.
+     */
+    void *keys;
+    /**
+     * Room for the first token's values, or the second part of its latent. NULL
+     * exactly when the layer stores none.
+     */
+    void *values;
+    /**
+     * Elements from one token's keys to the next one's; 0 when there are no gaps.
+     */
+    uint64_t key_token_stride;
+    /**
+     * Elements from one head's key to the next one's; 0 when there are no gaps.
+     */
+    uint64_t key_head_stride;
+    /**
+     * As key_token_stride, for values.
+     */
+    uint64_t value_token_stride;
+    /**
+     * As key_head_stride, for values.
+     */
+    uint64_t value_head_stride;
+    /**
+     * Of a latent in two parts: elements of the first. 0: in one piece.
+     */
+    uint64_t latent_elements;
+    /**
+     * fp8 with one scale for the tensor: a stored number times this is the number
+     * meant. 0 is 1. Without effect otherwise.
+     */
+    float key_scale;
+    /**
+     * As key_scale, for values, or for the second part of a latent.
+     */
+    float value_scale;
+} kvpages_kv_rows_out;
+
+/**
+ * Rows to read.
+ */
+typedef struct kvpages_kv_gather {
+    /**
+     * sizeof(kvpages_kv_gather) as the caller compiled it.
+     */
+    size_t struct_size;
+    /**
+     * The layers, all of one group. May be NULL when num_layers is 0.
+     */
+    const struct kvpages_kv_rows_out *layers;
+    /**
+     * Layers listed.
+     */
+    size_t num_layers;
+    /**
+     * The slot of each row. The room of a row of slot -1 stays as it is. May be
+     * NULL when num_slots is 0.
+     */
+    const int64_t *slots;
+    /**
+     * Rows. 0 when block_ids are given.
+     */
+    size_t num_slots;
+    /**
+     * Blocks whose slots are read one after another, instead of slots. May be
+     * NULL when num_block_ids is 0.
+     */
+    const int32_t *block_ids;
+    /**
+     * Blocks. 0 when slots are given.
+     */
+    size_t num_block_ids;
+    /**
+     * Element type of the rows: one of KVPAGES_DTYPE_*.
+     */
+    uint32_t dtype;
+    /**
+     * Which fp8 layers of plain bytes hold: KVPAGES_DTYPE_F8_E4M3FN or
+     * KVPAGES_DTYPE_F8_E5M2. 0 is the former.
+     */
+    uint32_t fp8_format;
+} kvpages_kv_gather;
+
+/** kvpages_kv_gather with struct_size set and all else zero. */
+#define KVPAGES_KV_GATHER_INIT {sizeof(kvpages_kv_gather), NULL, 0, NULL, 0, \
+    NULL, 0, 0, 0}
+
 #ifdef __cplusplus
 extern "C" {
 #endif // __cplusplus
@@ -2788,7 +3058,8 @@ kvpages_status kvpages_cache_create(const struct kvpages_plan *plan,
                                     uint64_t *out_needed_bytes);
 
 /**
- * Destroys a cache and gives its memory back. NULL is a no-op.
+ * Destroys a cache and gives its memory back, or once what was made from it is
+ * destroyed too (kvpages_ops). NULL is a no-op.
  *
  * @param cache  Not used any more, and neither are its views.
  */
@@ -3386,6 +3657,121 @@ kvpages_status kvpages_tables_map_slots(struct kvpages_tables *tables,
 KVPAGES_API
 KVPAGES_MUST_USE
 kvpages_status kvpages_tables_map_dummies(struct kvpages_tables *tables);
+
+/**
+ * Prepares operations on a cache. They keep its memory, also when the cache is
+ * destroyed first.
+ *
+ * @param cache     Borrowed. Not NULL. Its memory is the host's.
+ * @param config    Borrowed. Not NULL.
+ * @param[out] out  Owned by the caller: kvpages_ops_destroy(). NULL on failure.
+ * @retval KVPAGES_STATUS_OUT_OF_HOST_MEMORY  There is no room for the scratch.
+ */
+KVPAGES_API
+KVPAGES_MUST_USE
+kvpages_status kvpages_ops_create(const struct kvpages_cache *cache,
+                                  const struct kvpages_ops_config *config,
+                                  struct kvpages_ops **out);
+
+/**
+ * Destroys operations. NULL is a no-op.
+ *
+ * @param ops  Not used any more.
+ */
+KVPAGES_API void kvpages_ops_destroy(struct kvpages_ops *ops);
+
+/**
+ * Clears blocks: in every layer chosen the whole page of each block, padding
+ * included, of attention and of states alike. Memory that layers share is cleared
+ * as far as the widest chosen page reaches, and nothing else.
+ *
+ * @param ops            Not NULL. The call has it for itself.
+ * @param block_ids      Borrowed; of manager blocks, not of kernel blocks. May be
+ *                       NULL when num_block_ids is 0.
+ * @param num_block_ids  Blocks listed.
+ * @param selection      Borrowed. NULL for all layers; struct_size set.
+ * @retval KVPAGES_STATUS_INVALID_ARGUMENT  An id is out of range (kind
+ *         "block_id_out_of_range") or listed twice ("duplicate_block_id"), or
+ *         there are more than max_block_ids ("too_many_block_ids").
+ * @retval KVPAGES_STATUS_NOT_FOUND  There is no such group or layer.
+ */
+KVPAGES_API
+KVPAGES_MUST_USE
+kvpages_status kvpages_ops_zero_blocks(struct kvpages_ops *ops,
+                                       const int32_t *block_ids,
+                                       size_t num_block_ids,
+                                       const struct kvpages_block_selection *selection);
+
+/**
+ * Copies blocks in the layers chosen, as if all were read before any is written:
+ * chains, swaps and longer cycles come out right.
+ *
+ * @param ops         Not NULL. The call has it for itself.
+ * @param copies      Borrowed. May be NULL when num_copies is 0.
+ * @param num_copies  Pairs listed.
+ * @param selection   Borrowed. NULL for all layers; struct_size set.
+ * @param num_blocks  Blocks that the caller believes the cache to have; 0 to leave
+ *                    that out.
+ * @retval KVPAGES_STATUS_INVALID_ARGUMENT  An id is out of range (kind
+ *         "block_id_out_of_range"), a block is the target of two copies
+ *         ("duplicate_block_id"), there are more pairs than max_block_ids
+ *         ("too_many_block_ids"), or the cache has another number of blocks
+ *         ("num_blocks_mismatch", "copy_not_multiple_of_blocks").
+ * @retval KVPAGES_STATUS_NOT_FOUND  There is no such group or layer.
+ */
+KVPAGES_API
+KVPAGES_MUST_USE
+kvpages_status kvpages_ops_copy_blocks(struct kvpages_ops *ops,
+                                       const struct kvpages_block_copy *copies,
+                                       size_t num_copies,
+                                       const struct kvpages_block_selection *selection,
+                                       uint64_t num_blocks);
+
+/**
+ * Stores rows of tokens in the slots of one or many layers.
+ *
+ * Rows of the cache's own type are copied. Rows of F32, F16 or BF16 are also
+ * converted to each other, to fp8 with one scale for the tensor, and to int8, fp8
+ * or int4 with an f32 scale for each token and head, which is the largest
+ * magnitude divided by the largest number (127, 448 or 57344, 7) and is stored
+ * behind its key or value. int4 are symmetric, two in a byte, the first in its
+ * lower half. Latents of the form fp8_ds_mla with 656 bytes take 512 and 64
+ * elements. Rounding is to nearest, ties to even; fp8 saturates, F16 and BF16
+ * overflow to infinity. NaN stays NaN: with int8 and int4 it makes its token and
+ * head NaN.
+ *
+ * @param ops    Not NULL.
+ * @param write  Borrowed, with its arrays and rows. Not NULL; struct_size set.
+ * @retval KVPAGES_STATUS_INVALID_ARGUMENT  A slot is out of range (kind
+ *         "slot_out_of_range"), layers are of several groups
+ *         ("layers_of_several_groups"), or rows do not fit a layer.
+ * @retval KVPAGES_STATUS_NOT_FOUND  There is no such layer.
+ * @retval KVPAGES_STATUS_UNSUPPORTED  Rows of this type cannot be stored in a
+ *         layer of this kind; the message says what can.
+ */
+KVPAGES_API
+KVPAGES_MUST_USE
+kvpages_status kvpages_ops_write_kv(const struct kvpages_ops *ops,
+                                    const struct kvpages_kv_write *write);
+
+/**
+ * Reads rows of tokens from the slots, or from whole blocks, of one or many
+ * layers: the inverse of kvpages_ops_write_kv(), with the same types.
+ *
+ * @param ops     Not NULL.
+ * @param gather  Borrowed, with its arrays; the rooms for rows are filled. Not
+ *                NULL; struct_size set.
+ * @retval KVPAGES_STATUS_INVALID_ARGUMENT  As kvpages_ops_write_kv(); or a block id
+ *         is out of range (kind "block_id_out_of_range"), or slots and block ids
+ *         are both given ("slots_and_blocks").
+ * @retval KVPAGES_STATUS_NOT_FOUND  There is no such layer.
+ * @retval KVPAGES_STATUS_UNSUPPORTED  Rows of this type cannot be read from a layer
+ *         of this kind; the message says what can.
+ */
+KVPAGES_API
+KVPAGES_MUST_USE
+kvpages_status kvpages_ops_gather_kv(const struct kvpages_ops *ops,
+                                     const struct kvpages_kv_gather *gather);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -1043,6 +1043,97 @@ private:
     explicit Tables(kvpages_tables* raw) : handle_(raw) {}
 
     detail::Owned<kvpages_tables, kvpages_tables_destroy> handle_;
+/// Operations on the blocks of one cache: zero and copy blocks, store rows of tokens and read them.
+/// It keeps the cache's memory. What calls need is taken when it is made.
+class Ops {
+public:
+    /// `max_block_ids` bounds the ids of one call; 0 stands for all blocks.
+    explicit Ops(const Cache& cache, std::uint64_t max_block_ids = 0,
+                 std::uint64_t max_concurrency = 1) {
+        kvpages_ops_config config = KVPAGES_OPS_CONFIG_INIT;
+        config.max_block_ids = max_block_ids;
+        config.max_concurrency = max_concurrency;
+        kvpages_ops* raw = nullptr;
+        check(kvpages_ops_create(cache.get(), &config, &raw));
+        handle_.reset(raw);
+    }
+
+    /// Clears blocks in every layer.
+    void zero_blocks(Span<const std::int32_t> ids) {
+        check(kvpages_ops_zero_blocks(get(), ids.data(), ids.size(), nullptr));
+    }
+
+    /// Clears blocks in the layers chosen.
+    void zero_blocks(Span<const std::int32_t> ids, const kvpages_block_selection& selection) {
+        check(kvpages_ops_zero_blocks(get(), ids.data(), ids.size(), &selection));
+    }
+
+    /// Clears blocks in the layers of some groups.
+    void zero_blocks_of(Span<const std::uint64_t> groups, Span<const std::int32_t> ids) {
+        kvpages_block_selection selection = KVPAGES_BLOCK_SELECTION_INIT;
+        selection.groups = groups.data();
+        selection.num_groups = groups.size();
+        zero_blocks(ids, selection);
+    }
+
+    /// Copies blocks in every layer, as if all were read before any is written.
+    void copy_blocks(Span<const kvpages_block_copy> copies) {
+        check(kvpages_ops_copy_blocks(get(), copies.data(), copies.size(), nullptr, 0));
+    }
+
+    /// Copies blocks in the layers chosen.
+    void copy_blocks(Span<const kvpages_block_copy> copies,
+                     const kvpages_block_selection& selection) {
+        check(kvpages_ops_copy_blocks(get(), copies.data(), copies.size(), &selection, 0));
+    }
+
+    /// Stores rows of `dtype` in the slots of layers of one group; slot -1 is skipped. `fp8` says
+    /// which fp8 layers of plain bytes hold.
+    void write(Span<const kvpages_kv_rows> layers, Span<const std::int64_t> slots, Dtype dtype,
+               Dtype fp8 = Dtype::f8_e4m3fn) const {
+        kvpages_kv_write write = KVPAGES_KV_WRITE_INIT;
+        write.layers = layers.data();
+        write.num_layers = layers.size();
+        write.slots = slots.data();
+        write.num_slots = slots.size();
+        write.dtype = static_cast<std::uint32_t>(dtype);
+        write.fp8_format = static_cast<std::uint32_t>(fp8);
+        check(kvpages_ops_write_kv(get(), &write));
+    }
+
+    /// Reads rows of `dtype` from the slots of layers of one group; slot -1 is skipped.
+    void gather(Span<const kvpages_kv_rows_out> layers, Span<const std::int64_t> slots,
+                Dtype dtype, Dtype fp8 = Dtype::f8_e4m3fn) const {
+        kvpages_kv_gather gather = gather_of(layers, dtype, fp8);
+        gather.slots = slots.data();
+        gather.num_slots = slots.size();
+        check(kvpages_ops_gather_kv(get(), &gather));
+    }
+
+    /// Reads rows of `dtype` from all slots of some blocks, one block after another.
+    void gather_blocks(Span<const kvpages_kv_rows_out> layers, Span<const std::int32_t> ids,
+                       Dtype dtype, Dtype fp8 = Dtype::f8_e4m3fn) const {
+        kvpages_kv_gather gather = gather_of(layers, dtype, fp8);
+        gather.block_ids = ids.data();
+        gather.num_block_ids = ids.size();
+        check(kvpages_ops_gather_kv(get(), &gather));
+    }
+
+    kvpages_ops* get() noexcept { return handle_.get(); }
+    const kvpages_ops* get() const noexcept { return handle_.get(); }
+
+private:
+    static kvpages_kv_gather gather_of(Span<const kvpages_kv_rows_out> layers, Dtype dtype,
+                                       Dtype fp8) {
+        kvpages_kv_gather gather = KVPAGES_KV_GATHER_INIT;
+        gather.layers = layers.data();
+        gather.num_layers = layers.size();
+        gather.dtype = static_cast<std::uint32_t>(dtype);
+        gather.fp8_format = static_cast<std::uint32_t>(fp8);
+        return gather;
+    }
+
+    detail::Owned<kvpages_ops, kvpages_ops_destroy> handle_;
 };
 
 }  // namespace kvpages

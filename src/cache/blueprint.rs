@@ -20,6 +20,7 @@ use crate::view::{
 pub struct Blueprint {
     model: Arc<Model>,
     num_blocks: u64,
+    num_groups: usize,
     allocations: Vec<u64>,
     alignment: u64,
     total_bytes: u64,
@@ -137,6 +138,11 @@ impl Blueprint {
     /// Blocks of every group.
     pub fn num_blocks(&self) -> u64 {
         self.num_blocks
+    }
+
+    /// Groups of the plan, those without layers here included.
+    pub fn num_groups(&self) -> usize {
+        self.num_groups
     }
 
     /// Bytes of each allocation.
@@ -448,6 +454,7 @@ impl<'a> Draft<'a> {
         Ok(Blueprint {
             model: Arc::clone(model),
             num_blocks: self.plan.num_blocks,
+            num_groups: self.plan.groups.len(),
             total_bytes: sum("the allocations", self.allocations.iter().copied())?,
             allocations: self.allocations,
             alignment: self.alignment,

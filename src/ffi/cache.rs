@@ -25,7 +25,7 @@ pub struct kvpages_cache(Handle<CacheHandle>);
 opaque!(kvpages_cache, CacheHandle, "cache");
 
 pub(super) struct CacheHandle {
-    cache: Cache,
+    cache: Arc<Cache>,
     /// Names of the model's layers.
     names: Arc<Vec<CString>>,
     /// The views of all layers, one layer after another.
@@ -183,7 +183,8 @@ pub unsafe extern "C" fn kvpages_cache_create(
     })
 }
 
-/// Destroys a cache and gives its memory back. NULL is a no-op.
+/// Destroys a cache and gives its memory back, or once what was made from it is
+/// destroyed too (kvpages_ops). NULL is a no-op.
 ///
 /// @param cache  Not used any more, and neither are its views.
 #[unsafe(no_mangle)]
@@ -536,7 +537,7 @@ fn none_of(what: &str, number: usize, count: usize) -> Failure {
 impl CacheHandle {
     fn new(cache: Cache, names: Arc<Vec<CString>>) -> CacheHandle {
         let mut handle = CacheHandle {
-            cache,
+            cache: Arc::new(cache),
             names,
             tensors: Vec::new(),
             starts: vec![0],
@@ -557,6 +558,11 @@ impl CacheHandle {
         handle.tensors = tensors;
         handle.starts = starts;
         handle
+    }
+
+    /// The cache, for what must keep it alive.
+    pub(super) fn cache(&self) -> &Arc<Cache> {
+        &self.cache
     }
 
     fn blueprint(&self) -> &Blueprint {

@@ -8,6 +8,7 @@ use crate::cache::{BindError, BlueprintError, CacheError};
 use crate::memory::MemoryError;
 use crate::model::{ModelError, SharingError};
 use crate::num::Overflow;
+use crate::ops::OpsError;
 use crate::plan::PlanError;
 use crate::spec::{DemandError, MergeError, SpecError};
 use crate::tables::TablesError;
@@ -399,6 +400,21 @@ impl From<CacheError> for Failure {
         match error {
             CacheError::Memory { error, .. } => memory_failure(&error, message),
         }
+    }
+}
+
+impl From<OpsError> for Failure {
+    fn from(error: OpsError) -> Failure {
+        let status = match &error {
+            OpsError::NoMemory { .. } => kvpages_status::OutOfHostMemory,
+            OpsError::NoLayer { .. } | OpsError::NoGroup { .. } | OpsError::NoView { .. } => {
+                kvpages_status::NotFound
+            }
+            OpsError::NotSupported { .. } => kvpages_status::Unsupported,
+            OpsError::RowsMissing { .. } => kvpages_status::NullArgument,
+            _ => kvpages_status::InvalidArgument,
+        };
+        Failure::new(status, error.kind(), error.to_string())
     }
 }
 

@@ -1,1 +1,130 @@
-//! Operations on blocks through views: zero, copy, write, gather. The bodies are in `kernels/`.
+//! Operations on blocks through views: zero, copy, write, gather.
+//!
+//! Here calls are checked and put into the terms of the bodies in `kernels/`, which do the work: on
+//! the host they are compiled by `build.rs`. Everything that a call needs is taken when [`Ops`] is
+//! made, so a call that succeeds takes no memory and no lock.
+
+#![allow(unsafe_code)]
+
+mod blocks;
+mod error;
+mod kernel;
+mod rows;
+#[cfg(test)]
+mod tests;
+
+pub use blocks::{BlockCopy, Selection};
+pub use error::OpsError;
+pub use rows::{Gather, LayerRows, RowSlots, Write};
+
+use std::ptr::NonNull;
+
+use crate::spec::Spec;
+use crate::view::View;
+use blocks::{Blocks, Place};
+use rows::Stored;
+
+/// A layer of a cache, and where its memory is.
+#[derive(Debug, Clone, Copy)]
+pub struct LayerMemory<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// The group whose block table it follows.
+    pub group: usize,
+    /// The number of its allocation.
+    pub allocation: usize,
+    /// The first byte of the allocation.
+    pub data: NonNull<u8>,
+    /// Bytes of the allocation.
+    pub allocation_bytes: u64,
+    /// What it stores.
+    pub spec: &'a Spec,
+    /// Its views, all proven. Layers without any cannot be operated on.
+    pub views: &'a [View],
+}
+
+/// What a cache's operations are made for.
+#[derive(Debug, Clone, Copy)]
+pub struct OpsConfig {
+    /// Blocks of the cache.
+    pub num_blocks: u64,
+    /// Groups of the cache.
+    pub num_groups: usize,
+    /// Most block ids, or pairs of them, in one call; 0 for all blocks.
+    pub max_block_ids: u64,
+    /// Calls that may be under way at once.
+    pub max_concurrency: u64,
+}
+
+/// Operations on the blocks of one cache, with the room that they need.
+#[derive(Debug)]
+pub struct Ops {
+    layers: Vec<Layer>,
+    num_groups: usize,
+    blocks: Blocks,
+}
+
+/// What is kept of a layer.
+#[derive(Debug)]
+struct Layer {
+    name: Box<str>,
+    group: usize,
+    /// Its pages, in the places of [`Blocks`].
+    place: usize,
+    span: u64,
+    /// How rows of tokens are stored; why not, for a layer that takes none.
+    stored: Result<Stored, Box<str>>,
+}
+
+impl Ops {
+    /// Prepares operations on `layers`, those of one cache in its order.
+    ///
+    /// # Safety
+    /// The layers' memory is the host's, holds what the views say, and stays where it is as long as
+    /// this value is used. Nothing else uses the bytes that a call reads or writes during the call.
+    pub unsafe fn new(layers: &[LayerMemory<'_>], config: &OpsConfig) -> Result<Ops, OpsError> {
+        if config.max_concurrency == 0 {
+            return Err(OpsError::NoConcurrency);
+        }
+        let mut places: Vec<Place> = Vec::with_capacity(layers.len());
+        for layer in layers {
+            let view = layer.views.first();
+            let place = view.map(|view| Place::of(layer, &view.runs));
+            if let Some(place) = place.filter(|place| !places.iter().any(|p| p.is_at(place))) {
+                places.push(place);
+            }
+        }
+        places.sort_by_key(|place| (place.allocation, place.offset));
+        let mut kept = Vec::with_capacity(layers.len());
+        for layer in layers {
+            let Some(view) = layer.views.first() else {
+                return Err(OpsError::NoView {
+                    layer: layer.name.to_owned(),
+                });
+            };
+            let at = Place::of(layer, &view.runs);
+            let place = places.iter().position(|known| known.is_at(&at));
+            kept.push(Layer {
+                name: layer.name.into(),
+                group: layer.group,
+                // Every layer's place was put there above.
+                place: place.unwrap_or(0),
+                span: view.runs.span_bytes,
+                stored: Stored::of(layer, view).map_err(String::into_boxed_str),
+            });
+        }
+        let blocks = Blocks::new(places, config)?;
+        Ok(Ops {
+            layers: kept,
+            num_groups: config.num_groups,
+            blocks,
+        })
+    }
+
+    fn layer(&self, layer: usize) -> Result<&Layer, OpsError> {
+        self.layers.get(layer).ok_or(OpsError::NoLayer {
+            layer,
+            num_layers: self.layers.len(),
+        })
+    }
+}

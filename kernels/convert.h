@@ -1,0 +1,172 @@
+// Number formats: one element to f32 and back, by bits alone.
+//
+// Rounding is to nearest, ties to even. f16 and bf16 overflow to infinity; fp8 saturates at its
+// largest number, also from infinity. NaN stays NaN.
+#ifndef KVPAGES_KERNELS_CONVERT_H
+#define KVPAGES_KERNELS_CONVERT_H
+
+#include "port.h"
+
+namespace kvp {
+
+constexpr uint32_t kInfinity = 0x7f800000u;
+constexpr uint32_t kMagnitude = 0x7fffffffu;
+constexpr uint32_t kQuiet = 0x00400000u;
+constexpr float kLargest = 3.40282346638528859812e38f;
+
+KVP_FN bool is_nan(float value) { return (bits_as<uint32_t>(value) & kMagnitude) > kInfinity; }
+
+KVP_FN float magnitude(float value) {
+    return bits_as<float>(bits_as<uint32_t>(value) & kMagnitude);
+}
+
+// The code, without its sign, of a magnitude that is no NaN, in a format of `mantissa_bits` and
+// the exponent bias `bias`. Numbers beyond the format give codes beyond its own.
+template <uint32_t mantissa_bits, uint32_t bias>
+KVP_FN uint32_t encode_magnitude(uint32_t bits) {
+    constexpr uint32_t dropped = 23u - mantissa_bits;
+    constexpr uint32_t smallest_normal = (128u - bias) << 23u;
+    // Adding 2^(23 + the exponent of the last subnormal bit) leaves the rounded count of those
+    // bits in the mantissa.
+    constexpr uint32_t magic = (128u - bias + dropped) << 23u;
+    if (bits < smallest_normal) {
+        return bits_as<uint32_t>(bits_as<float>(bits) + bits_as<float>(magic)) - magic;
+    }
+    const uint32_t odd = (bits >> dropped) & 1u;
+    const uint32_t rounded = bits + ((1u << (dropped - 1u)) - 1u) + odd;
+    return (rounded >> dropped) - ((127u - bias) << mantissa_bits);
+}
+
+struct F32 {
+    static constexpr uint64_t bytes = 4;
+    static constexpr bool is_scaled = false;
+    static KVP_FN float get(const byte* from) { return load<float>(from); }
+    static KVP_FN void put(byte* to, float value) { store(to, value); }
+};
+
+struct F16 {
+    static constexpr uint64_t bytes = 2;
+    static constexpr bool is_scaled = false;
+
+    static KVP_FN float decode(uint32_t code) {
+        const uint32_t sign = (code & 0x8000u) << 16u;
+        const uint32_t rest = code & 0x7fffu;
+        if (rest >= 0x7c00u) {
+            const uint32_t mantissa = (rest & 0x3ffu) << 13u;
+            return bits_as<float>(sign | kInfinity | mantissa | (mantissa != 0 ? kQuiet : 0u));
+        }
+        if (rest < 0x400u) {
+            // 2^-24 is what the last bit of a subnormal counts.
+            const float value = static_cast<float>(rest) * 5.9604644775390625e-8f;
+            return bits_as<float>(sign | bits_as<uint32_t>(value));
+        }
+        return bits_as<float>(sign | ((rest << 13u) + (112u << 23u)));
+    }
+
+    static KVP_FN uint16_t encode(float value) {
+        const uint32_t bits = bits_as<uint32_t>(value);
+        const uint32_t sign = (bits >> 16u) & 0x8000u;
+        const uint32_t rest = bits & kMagnitude;
+        uint32_t code;
+        if (rest > kInfinity) {
+            code = 0x7e00u | ((rest >> 13u) & 0x3ffu);
+        } else {
+            code = encode_magnitude<10, 15>(rest);
+            code = code < 0x7c00u ? code : 0x7c00u;
+        }
+        return static_cast<uint16_t>(sign | code);
+    }
+
+    static KVP_FN float get(const byte* from) { return decode(load<uint16_t>(from)); }
+    static KVP_FN void put(byte* to, float value) { store(to, encode(value)); }
+};
+
+struct Bf16 {
+    static constexpr uint64_t bytes = 2;
+    static constexpr bool is_scaled = false;
+
+    static KVP_FN float decode(uint32_t code) {
+        const uint32_t bits = code << 16u;
+        return bits_as<float>(bits | ((bits & kMagnitude) > kInfinity ? kQuiet : 0u));
+    }
+
+    static KVP_FN uint16_t encode(float value) {
+        const uint32_t bits = bits_as<uint32_t>(value);
+        const uint32_t odd = (bits >> 16u) & 1u;
+        const uint32_t rounded = (bits + 0x7fffu + odd) >> 16u;
+        const uint32_t nan = (bits >> 16u) | 0x40u;
+        return static_cast<uint16_t>((bits & kMagnitude) > kInfinity ? nan : rounded);
+    }
+
+    static KVP_FN float get(const byte* from) { return decode(load<uint16_t>(from)); }
+    static KVP_FN void put(byte* to, float value) { store(to, encode(value)); }
+};
+
+// Four exponent bits; no infinity, one NaN.
+struct F8E4m3 {
+    static constexpr uint64_t bytes = 1;
+    static constexpr bool is_scaled = true;
+    static constexpr float largest = 448.0f;
+
+    static KVP_FN float decode(uint32_t code) {
+        const uint32_t sign = (code & 0x80u) << 24u;
+        const uint32_t rest = code & 0x7fu;
+        if (rest == 0x7fu) {
+            return bits_as<float>(sign | kInfinity | kQuiet);
+        }
+        if (rest < 8u) {
+            const float value = static_cast<float>(rest) * 0.001953125f;
+            return bits_as<float>(sign | bits_as<uint32_t>(value));
+        }
+        return bits_as<float>(sign | ((rest << 20u) + (120u << 23u)));
+    }
+
+    static KVP_FN byte encode(float value) {
+        const uint32_t bits = bits_as<uint32_t>(value);
+        const uint32_t sign = (bits >> 24u) & 0x80u;
+        const uint32_t rest = bits & kMagnitude;
+        uint32_t code = encode_magnitude<3, 7>(rest);
+        code = code < 0x7eu ? code : 0x7eu;
+        return static_cast<byte>(sign | (rest > kInfinity ? 0x7fu : code));
+    }
+
+    static KVP_FN float get(const byte* from) { return decode(*from); }
+    static KVP_FN void put(byte* to, float value) { *to = encode(value); }
+};
+
+// Five exponent bits: the upper half of an f16.
+struct F8E5m2 {
+    static constexpr uint64_t bytes = 1;
+    static constexpr bool is_scaled = true;
+    static constexpr float largest = 57344.0f;
+
+    static KVP_FN float decode(uint32_t code) { return F16::decode(code << 8u); }
+
+    static KVP_FN byte encode(float value) {
+        const uint32_t bits = bits_as<uint32_t>(value);
+        const uint32_t sign = (bits >> 24u) & 0x80u;
+        const uint32_t rest = bits & kMagnitude;
+        uint32_t code = encode_magnitude<2, 15>(rest);
+        code = code < 0x7bu ? code : 0x7bu;
+        return static_cast<byte>(sign | (rest > kInfinity ? 0x7fu : code));
+    }
+
+    static KVP_FN float get(const byte* from) { return decode(*from); }
+    static KVP_FN void put(byte* to, float value) { *to = encode(value); }
+};
+
+// The nearest whole number to value / scale, at most `limit` either way; 0 when there is no scale.
+KVP_FN int32_t quantise(float value, float scale, float limit) {
+    if (!(scale > 0.0f)) {
+        return 0;
+    }
+    float whole = value / scale;
+    whole = whole < limit ? whole : limit;
+    whole = whole > -limit ? whole : -limit;
+    // 1.5 * 2^23: the sum's last bit counts ones, so that adding it rounds.
+    return static_cast<int32_t>(bits_as<uint32_t>(whole + 12582912.0f)) - 0x4b400000;
+}
+
+}  // namespace kvp
+
+#endif

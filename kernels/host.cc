@@ -1,0 +1,134 @@
+// The bodies on the host: each index space as loops, and the types chosen once for a call.
+#include "blocks.h"
+#include "convert.h"
+#include "rows.h"
+
+#define KVP_HOST extern "C" __attribute__((visibility("hidden"))) void
+
+namespace kvp {
+namespace {
+
+// Numbers that src/ops/kernel.rs gives too.
+enum RowType : uint32_t { kRowF32 = 0, kRowF16 = 1, kRowBf16 = 2 };
+enum Form : uint32_t {
+    kSame = 0,
+    kF32 = 1,
+    kF16 = 2,
+    kBf16 = 3,
+    kF8E4m3 = 4,
+    kF8E5m2 = 5,
+    kScaledE4m3 = 6,
+    kScaledE5m2 = 7,
+    kScaledInt8 = 8,
+    kScaledInt4 = 9,
+    kPackedLatent = 10,
+};
+
+// Calls `body(cell, row)` for every row that means a slot.
+template <typename Body>
+void each_row(const Rows& rows, const Slots& slots, Body body) {
+    for (uint64_t row = 0; row < slots.count; ++row) {
+        const int64_t slot = slot_of(slots, row);
+        if (slot >= 0) {
+            body(cell_of(rows, static_cast<uint64_t>(slot)), row);
+        }
+    }
+}
+
+struct Write {
+    template <typename F>
+    static void form(const Rows& rows, const Slots& slots) {
+        each_row(rows, slots, [&rows](byte* cell, uint64_t row) {
+            for (uint64_t head = 0; head < rows.heads; ++head) write_row<F>(rows, cell, row, head);
+        });
+    }
+    static void same(const Rows& rows, const Slots& slots) {
+        each_row(rows, slots, [&rows](byte* cell, uint64_t row) {
+            for (uint64_t head = 0; head < rows.heads; ++head) write_same_row(rows, cell, row, head);
+        });
+    }
+    template <typename Row>
+    static void packed_latent(const Rows& rows, const Slots& slots) {
+        each_row(rows, slots, [&rows](byte* cell, uint64_t row) {
+            PackedLatent<Row>::write(rows, cell, row);
+        });
+    }
+};
+
+struct Read {
+    template <typename F>
+    static void form(const Rows& rows, const Slots& slots) {
+        each_row(rows, slots, [&rows](const byte* cell, uint64_t row) {
+            for (uint64_t head = 0; head < rows.heads; ++head) read_row<F>(rows, cell, row, head);
+        });
+    }
+    static void same(const Rows& rows, const Slots& slots) {
+        each_row(rows, slots, [&rows](const byte* cell, uint64_t row) {
+            for (uint64_t head = 0; head < rows.heads; ++head) read_same_row(rows, cell, row, head);
+        });
+    }
+    template <typename Row>
+    static void packed_latent(const Rows& rows, const Slots& slots) {
+        each_row(rows, slots, [&rows](const byte* cell, uint64_t row) {
+            PackedLatent<Row>::read(rows, cell, row);
+        });
+    }
+};
+
+template <typename Way, typename Row>
+void run_form(uint32_t form, const Rows& rows, const Slots& slots) {
+    switch (form) {
+        case kF32: Way::template form<Converted<Row, F32>>(rows, slots); break;
+        case kF16: Way::template form<Converted<Row, F16>>(rows, slots); break;
+        case kBf16: Way::template form<Converted<Row, Bf16>>(rows, slots); break;
+        case kF8E4m3: Way::template form<Converted<Row, F8E4m3>>(rows, slots); break;
+        case kF8E5m2: Way::template form<Converted<Row, F8E5m2>>(rows, slots); break;
+        case kScaledE4m3: Way::template form<ScaledFloat<Row, F8E4m3>>(rows, slots); break;
+        case kScaledE5m2: Way::template form<ScaledFloat<Row, F8E5m2>>(rows, slots); break;
+        case kScaledInt8: Way::template form<ScaledInt8<Row>>(rows, slots); break;
+        case kScaledInt4: Way::template form<ScaledInt4<Row>>(rows, slots); break;
+        case kPackedLatent: Way::template packed_latent<Row>(rows, slots); break;
+        default: break;
+    }
+}
+
+template <typename Way>
+void run(uint32_t form, uint32_t row_type, const Rows& rows, const Slots& slots) {
+    if (form == kSame) {
+        Way::same(rows, slots);
+        return;
+    }
+    switch (row_type) {
+        case kRowF32: run_form<Way, F32>(form, rows, slots); break;
+        case kRowF16: run_form<Way, F16>(form, rows, slots); break;
+        case kRowBf16: run_form<Way, Bf16>(form, rows, slots); break;
+        default: break;
+    }
+}
+
+}  // namespace
+}  // namespace kvp
+
+KVP_HOST kvpages_host_zero(const kvp::Piece* pieces, size_t num_pieces, const uint32_t* ids,
+                           size_t num_ids) {
+    for (size_t piece = 0; piece < num_pieces; ++piece) {
+        for (size_t i = 0; i < num_ids; ++i) kvp::zero_block(pieces[piece], ids[i]);
+    }
+}
+
+KVP_HOST kvpages_host_copy(const kvp::Piece* pieces, size_t num_pieces, const kvp::Move* moves,
+                           size_t num_moves, kvp::byte* spare) {
+    for (size_t piece = 0; piece < num_pieces; ++piece) {
+        for (size_t i = 0; i < num_moves; ++i) kvp::copy_block(pieces[piece], moves[i], spare);
+    }
+}
+
+KVP_HOST kvpages_host_write(uint32_t form, uint32_t row_type, const kvp::Rows* rows,
+                            const kvp::Slots* slots) {
+    kvp::run<kvp::Write>(form, row_type, *rows, *slots);
+}
+
+KVP_HOST kvpages_host_gather(uint32_t form, uint32_t row_type, const kvp::Rows* rows,
+                             const kvp::Slots* slots) {
+    kvp::run<kvp::Read>(form, row_type, *rows, *slots);
+}
