@@ -1043,6 +1043,8 @@ private:
     explicit Tables(kvpages_tables* raw) : handle_(raw) {}
 
     detail::Owned<kvpages_tables, kvpages_tables_destroy> handle_;
+};
+
 /// Operations on the blocks of one cache: zero and copy blocks, store rows of tokens and read them.
 /// It keeps the cache's memory. What calls need is taken when it is made.
 class Ops {
