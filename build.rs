@@ -38,6 +38,8 @@ fn build_kernels() {
         .flag("-fno-rtti")
         // The same bits everywhere, a device included.
         .flag("-ffp-contract=off")
+        // Nobody asks for the exception flags, and without them loops become vectors.
+        .flag("-fno-trapping-math")
         .flag("-fvisibility=hidden")
         .file("kernels/host.cc");
     if env::var("CARGO_CFG_SANITIZE").is_ok_and(|sanitizers| sanitizers.contains("address")) {

@@ -390,7 +390,7 @@ TEST(CasesCopy, Z13_NothingAliasesAndSeveralBuffers) {
     add(m, "S", state.spec(), state_backend());
     Parts parts;
     parts.num_blocks = 3;
-    parts.groups = {{{"A"}, 0}, {{"S"}, 0}};
+    parts.groups = {{{"A", "B"}, 0}, {{"S"}, 0}};
     parts.tensors = {{64 * 3, {"A"}, 0, 0}, {64 * 3, {"S"}, 0, 0}};
     const Cache c = cache(plan_from(m, parts));
     const Ops o = ops(c);
@@ -741,7 +741,11 @@ TEST(Ops, Wrapper) {
     spec.block_size = 4;
     spec.head_size = 4;
     spec.dtype = kvpages::Dtype::f32;
-    m.add("layers.0", spec, kvpages::Backend::preset(kvpages::Preset::cpu_attention), 1);
+    kvpages::BackendConfig kernels;
+    kernels.name = "kernels";
+    kernels.layout = packed_nhd;
+    kernels.kernel_block_sizes = {4};
+    m.add("layers.0", spec, kvpages::Backend(kernels), 1);
     kvpages::PlanParts parts;
     parts.num_blocks = 3;
     parts.groups.push_back({{"layers.0"}});

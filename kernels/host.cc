@@ -24,6 +24,21 @@ enum Form : uint32_t {
     kPackedLatent = 10,
 };
 
+// Calls `body(cell, row, count)` for all rows that mean a slot, as many at a time as lie together.
+template <typename Body>
+void each_run(const Rows& rows, const Slots& slots, Body body) {
+    const bool dense = tokens_are_dense(rows);
+    for (uint64_t row = 0; row < slots.count;) {
+        const int64_t slot = slot_of(slots, row);
+        uint64_t count = 1;
+        if (slot >= 0) {
+            count = dense ? rows_together(rows, slots, row, slot) : 1;
+            body(cell_of(rows, static_cast<uint64_t>(slot)), row, count);
+        }
+        row += count;
+    }
+}
+
 // Calls `body(cell, row)` for every row that means a slot.
 template <typename Body>
 void each_row(const Rows& rows, const Slots& slots, Body body) {
@@ -43,8 +58,10 @@ struct Write {
         });
     }
     static void same(const Rows& rows, const Slots& slots) {
-        each_row(rows, slots, [&rows](byte* cell, uint64_t row) {
-            for (uint64_t head = 0; head < rows.heads; ++head) write_same_row(rows, cell, row, head);
+        each_run(rows, slots, [&rows](byte* cell, uint64_t row, uint64_t count) {
+            for (uint64_t head = 0; head < rows.heads; ++head) {
+                write_same_rows(rows, cell, row, head, count);
+            }
         });
     }
     template <typename Row>
@@ -63,8 +80,10 @@ struct Read {
         });
     }
     static void same(const Rows& rows, const Slots& slots) {
-        each_row(rows, slots, [&rows](const byte* cell, uint64_t row) {
-            for (uint64_t head = 0; head < rows.heads; ++head) read_same_row(rows, cell, row, head);
+        each_run(rows, slots, [&rows](const byte* cell, uint64_t row, uint64_t count) {
+            for (uint64_t head = 0; head < rows.heads; ++head) {
+                read_same_rows(rows, cell, row, head, count);
+            }
         });
     }
     template <typename Row>

@@ -64,10 +64,20 @@ KVP_FN byte* cell_of(const Rows& rows, uint64_t slot) {
 
 // Rows and cache of one type.
 struct Same {
+    // Short runs, such as one head's key, are copied here: a call would take as long as they do.
+    static KVP_FN void copy(byte* to, const byte* from, uint64_t bytes) {
+        if (bytes % 64 != 0 || bytes > 512) {
+            __builtin_memcpy(to, from, bytes);
+            return;
+        }
+        for (uint64_t i = 0; i < bytes; i += 64) {
+            __builtin_memcpy(to + i, from + i, 64);
+        }
+    }
     static KVP_FN void move(byte* to, uint64_t to_step, const byte* from, uint64_t from_step,
                             uint64_t elements, uint64_t element) {
         if (to_step == element && from_step == element) {
-            __builtin_memcpy(to, from, elements * element);
+            copy(to, from, elements * element);
             return;
         }
         for (uint64_t i = 0; i < elements; ++i) {
@@ -77,6 +87,28 @@ struct Same {
         }
     }
 };
+
+// How many rows from `row` on lie one behind another, in the rows as in the cache. Only for rows of
+// one run for keys, and one for values, that are as long as a token's step.
+KVP_FN uint64_t rows_together(const Rows& rows, const Slots& slots, uint64_t row, int64_t slot) {
+    const uint64_t in_block = static_cast<uint64_t>(slot) % rows.kernel_block_slots;
+    const uint64_t left = slots.count - row;
+    const uint64_t room = rows.kernel_block_slots - in_block;
+    const uint64_t most = left < room ? left : room;
+    uint64_t count = 1;
+    while (count < most && slot_of(slots, row + count) == slot + static_cast<int64_t>(count)) {
+        ++count;
+    }
+    return count;
+}
+
+KVP_FN bool tokens_are_dense(const Rows& rows) {
+    const uint64_t bytes = rows.key_elements * rows.element;
+    const bool values = rows.value_elements == 0 ||
+                        (rows.value_elements == rows.key_elements && rows.value_token == bytes);
+    return rows.heads == 1 && rows.content == rows.element && rows.token == bytes &&
+           rows.key_token == bytes && values;
+}
 
 // Another type; fp8 with the scale of the whole tensor.
 template <typename Row, typename Stored>
@@ -218,24 +250,27 @@ KVP_FN void read_row(const Rows& rows, const byte* cell, uint64_t row, uint64_t 
     }
 }
 
-KVP_FN void write_same_row(const Rows& rows, byte* cell, uint64_t row, uint64_t head) {
+// `count` rows that lie together, or one.
+KVP_FN void write_same_rows(const Rows& rows, byte* cell, uint64_t row, uint64_t head,
+                            uint64_t count) {
     cell += head * rows.head;
     Same::move(cell, rows.content, rows.keys + row * rows.key_token + head * rows.key_head,
-               rows.element, rows.key_elements, rows.element);
+               rows.element, count * rows.key_elements, rows.element);
     if (rows.value_elements != 0) {
         Same::move(cell + rows.value, rows.content,
                    rows.values + row * rows.value_token + head * rows.value_head, rows.element,
-                   rows.value_elements, rows.element);
+                   count * rows.value_elements, rows.element);
     }
 }
 
-KVP_FN void read_same_row(const Rows& rows, const byte* cell, uint64_t row, uint64_t head) {
+KVP_FN void read_same_rows(const Rows& rows, const byte* cell, uint64_t row, uint64_t head,
+                           uint64_t count) {
     cell += head * rows.head;
     Same::move(rows.keys + row * rows.key_token + head * rows.key_head, rows.element, cell,
-               rows.content, rows.key_elements, rows.element);
+               rows.content, count * rows.key_elements, rows.element);
     if (rows.value_elements != 0) {
         Same::move(rows.values + row * rows.value_token + head * rows.value_head, rows.element,
-                   cell + rows.value, rows.content, rows.value_elements, rows.element);
+                   cell + rows.value, rows.content, count * rows.value_elements, rows.element);
     }
 }
 
