@@ -793,7 +793,7 @@ impl PlanHandle {
         })
     }
 
-    fn worker(&self, worker: usize) -> Result<&WorkerPlan, Failure> {
+    pub(super) fn worker(&self, worker: usize) -> Result<&WorkerPlan, Failure> {
         self.plan
             .workers
             .get(worker)
