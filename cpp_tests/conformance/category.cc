@@ -8,6 +8,8 @@ const Category& category(const std::string& name) {
         {"plan", plan_category()},
         {"views", views_category()},
         {"bind", bind_category()},
+        {"groups", groups_category()},
+        {"metadata", metadata_category()},
     };
     const auto found = categories.find(name);
     if (found == categories.end()) {

@@ -26,6 +26,8 @@ Category specs_category();
 Category plan_category();
 Category views_category();
 Category bind_category();
+Category groups_category();
+Category metadata_category();
 
 // Of a case file's stem.
 const Category& category(const std::string& name);
