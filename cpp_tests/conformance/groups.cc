@@ -44,15 +44,36 @@ const Json* spec_in(const Json& group_spec, const std::string& name) {
     return nullptr;
 }
 
+// A padded page can only be read by a backend that follows the block stride, whatever a case says.
+bool is_padded(const Json& spec) {
+    if (is_state(spec)) return false;
+    const Spec made(spec);
+    const kvpages_spec c_spec = made.c();
+    auto info = sized<kvpages_spec_info>();
+    check(kvpages_spec_describe(&c_spec, &info));
+    return info.page_size_bytes != info.unpadded_page_size_bytes;
+}
+
+// What a spec is recorded as: with the stride flag of the case, see is_padded().
+Json recorded(const kvpages_spec& spec, const Json& given) {
+    Json object = spec_object(spec);
+    if (object.contains("indexes_kv_by_block_stride") && is_padded(given)) {
+        object["indexes_kv_by_block_stride"] = given.at("indexes_kv_by_block_stride");
+    }
+    return object;
+}
+
 OneBlockLayer layer_of(const Json& input, const Json& layer, const Json* spec) {
     OneBlockLayer made;
+    if (spec != nullptr && spec->is_null()) spec = nullptr;
     const Json& backend = backend_of(input, layer);
     made.name = layer.at("name");
     made.spec = spec;
     made.backend_name = identity(backend);
     made.sizes = &backend.at("supported_kernel_block_sizes");
     made.num_heads = layer.at("num_heads").is_null() ? 0 : layer.at("num_heads").get<unsigned>();
-    made.follows_block_stride = spec != nullptr && spec->value("indexes_kv_by_block_stride", false);
+    made.follows_block_stride =
+        spec != nullptr && (spec->value("indexes_kv_by_block_stride", false) || is_padded(*spec));
     return made;
 }
 
@@ -60,6 +81,7 @@ OneBlockLayer layer_of(const Json& input, const Json& layer, const Json* spec) {
 class Init {
 public:
     explicit Init(const Json& input) : input_(input) {
+        const Json& active = input.at("active_layer_names");
         for (const Json& group : input.at("groups")) {
             groups_.emplace_back();
             for (const Json& name : group.at("layer_names")) {
@@ -85,6 +107,24 @@ public:
                 if (owner != nullptr) groups_[owner->group].push_back(name);
             }
         }
+        // The reference does not ask the backends of a group without active layers.
+        for (const auto& group : groups_) {
+            const auto is_active = [&active](const std::string& name) {
+                return active.is_null() ||
+                       std::find(active.begin(), active.end(), Json(name)) != active.end();
+            };
+            if (std::any_of(group.begin(), group.end(), is_active)) continue;
+            for (OneBlockLayer& layer : layers_) {
+                if (std::find(group.begin(), group.end(), layer.name) != group.end()) {
+                    layer.backend_name.clear();
+                }
+            }
+        }
+    }
+
+    // Of the layer, or of the one whose cache it shares.
+    const Json* spec(const std::string& layer) const {
+        return owner_of(*find_layer(input_, layer))->spec;
     }
 
     OneBlockPlan plan() const { return one_block_plan(layers_, groups_); }
@@ -174,7 +214,7 @@ private:
         builder->index = self->builders_.size();
         builder->backend = &backend;
         builder->record = {{"backend", key},
-                           {"spec", spec_object(*info->spec)},
+                           {"spec", recorded(*info->spec, *self->init_.spec(names.at(0)))},
                            {"layer_names", names},
                            {"workspace", nullptr},
                            {"workspace_from", nullptr}};
@@ -234,7 +274,7 @@ Json attention_groups(const kvpages_attention* attention, const Init& init) {
             }
             groups.push_back({{"backend", key},
                               {"layer_names", names},
-                              {"spec", spec_object(spec)},
+                              {"spec", recorded(spec, *init.spec(names.at(0)))},
                               {"kv_cache_group_id", c}});
         }
         all.push_back(groups);
@@ -339,7 +379,11 @@ Json run_prepare(const Json& input) {
             groups.back().push_back(name);
         }
         if (keys[c].empty()) {
-            throw Inexpressible("group_backends: a group without backends");
+            OneBlockLayer layer;
+            layer.name = std::to_string(c) + ".alone";
+            layer.spec = &first;
+            layers.push_back(layer);
+            groups.back().push_back(layer.name);
         }
     }
     const OneBlockPlan plan = one_block_plan(layers, groups);
@@ -350,49 +394,40 @@ Json run_prepare(const Json& input) {
     return {{"kernel_block_sizes", sizes}};
 }
 
-// Each layer a group of its own, so that the plan tells what the model made of its spec.
 Json run_layer_specs(const Json& input) {
-    std::vector<OneBlockLayer> layers;
-    std::vector<std::vector<std::string>> groups;
-    std::map<std::string, std::size_t> group_of;
+    kvpages_model* raw = nullptr;
+    check(kvpages_model_create(&raw));
+    const ModelHandle model(raw);
     for (const Json& layer : input.at("layers")) {
-        if (shares(layer) || layer.at("spec").is_null()) continue;
-        layers.push_back(layer_of(input, layer, &layer.at("spec")));
-        layers.back().follows_block_stride =
-            backend_of(input, layer).at("indexes_kv_by_block_stride");
-        group_of[layer.at("name")] = groups.size();
-        groups.push_back({layer.at("name")});
-    }
-    Json shared = Json::array();
-    for (const Json& layer : input.at("layers")) {
-        if (!shares(layer)) continue;
-        layers.push_back(layer_of(input, layer, nullptr));
-        layers.back().shares_with = layer.at("shared_with");
-        const Json* owner = &layer;
-        for (std::size_t hops = 0; owner != nullptr && shares(*owner); ++hops) {
-            owner = hops > layers.size() ? nullptr : find_layer(input, owner->at("shared_with"));
+        if (!shares(layer) && layer.at("spec").is_null()) continue;
+        OneBlockLayer described = layer_of(input, layer, &layer.at("spec"));
+        described.follows_block_stride = backend_of(input, layer).at("indexes_kv_by_block_stride");
+        const BackendHandle backend = one_block_backend(described);
+        const std::string target = shares(layer) ? layer.at("shared_with") : Json("");
+        auto given = sized<kvpages_layer>();
+        given.name = described.name.c_str();
+        given.backend = backend.get();
+        if (shares(layer)) {
+            given.shares_with = target.c_str();
+            check(kvpages_model_add_layer(raw, &given));
+            continue;
         }
-        const auto group = owner == nullptr ? group_of.end() : group_of.find(owner->at("name"));
-        if (group != group_of.end()) {
-            layers.back().spec = &owner->at("spec");
-            groups[group->second].push_back(layer.at("name"));
-        }
-        shared.push_back({layer.at("name"), layer.at("shared_with")});
+        const Spec spec(layer.at("spec"));
+        const kvpages_spec c_spec = spec.c();
+        given.spec = &c_spec;
+        check(kvpages_model_add_layer(raw, &given));
     }
-    const OneBlockPlan plan = one_block_plan(layers, groups);
     Json specs = Json::array();
-    std::size_t num_sharing = 0;
-    for (std::size_t c = 0; c < groups.size(); ++c) {
+    Json shared = Json::array();
+    for (std::size_t i = 0; i < kvpages_model_num_layers(raw); ++i) {
+        const std::string name = text(kvpages_model_layer_name(raw, i));
+        if (const char* target = kvpages_model_layer_shares_with(raw, i)) {
+            shared.push_back({name, target});
+            continue;
+        }
         auto spec = sized<kvpages_spec>();
-        check(kvpages_plan_get_group_spec(plan.plan.get(), 0, c, 0, &spec, nullptr));
-        auto info = sized<kvpages_group_info>();
-        check(kvpages_plan_get_group(plan.plan.get(), 0, c, &info));
-        num_sharing += info.num_sharing_layers;
-        specs.push_back(
-            {text(kvpages_plan_group_layer_name(plan.plan.get(), 0, c, 0)), spec_object(spec)});
-    }
-    if (num_sharing != shared.size()) {
-        throw Contradiction("the plan has " + std::to_string(num_sharing) + " layers that share");
+        check(kvpages_model_get_layer_spec(raw, i, &spec));
+        specs.push_back({name, spec_object(spec)});
     }
     return {{"specs", specs}, {"shared_layers", shared}};
 }

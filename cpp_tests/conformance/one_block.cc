@@ -63,10 +63,12 @@ OneBlockPlan one_block_plan(const std::vector<OneBlockLayer>& layers,
     std::vector<std::vector<std::string>> owners;
     std::vector<std::uint64_t> pages;
     for (const OneBlockLayer& layer : layers) {
-        made.backends.push_back(one_block_backend(layer));
         auto given = sized<kvpages_layer>();
         given.name = layer.name.c_str();
-        given.backend = made.backends.back().get();
+        if (!layer.backend_name.empty()) {
+            made.backends.push_back(one_block_backend(layer));
+            given.backend = made.backends.back().get();
+        }
         given.num_query_heads = layer.num_heads;
         if (!layer.shares_with.empty()) {
             given.shares_with = layer.shares_with.c_str();
@@ -111,7 +113,17 @@ OneBlockPlan one_block_plan(const std::vector<OneBlockLayer>& layers,
 Json kernel_block_size(const kvpages_plan* plan, std::size_t group) {
     auto info = sized<kvpages_group_info>();
     check(kvpages_plan_get_group(plan, 0, group, &info));
-    return info.kernel_block_size == 0 ? Json() : Json(info.kernel_block_size);
+    auto spec = sized<kvpages_spec>();
+    check(kvpages_plan_get_group_spec(plan, 0, group, 0, &spec, nullptr));
+    if (spec.kind == KVPAGES_SPEC_KIND_ENCODER_ONLY) {
+        return info.kernel_block_size == 0 ? Json() : Json(info.kernel_block_size);
+    }
+    if (info.kernel_block_size == 0) {
+        // The plan leaves it open without backends; what no backends agree on is the answer.
+        check(kvpages_select_kernel_block_size(info.block_size, nullptr, 0,
+                                               &info.kernel_block_size));
+    }
+    return info.kernel_block_size;
 }
 
 }  // namespace conformance

@@ -14,7 +14,7 @@ namespace conformance {
 struct OneBlockLayer {
     std::string name;
     const Json* spec = nullptr;     // of a layer that shares: its owner's
-    std::string backend_name;       // the identity of the backend
+    std::string backend_name;       // the identity of the backend; empty: none
     const Json* sizes = nullptr;    // kernel blocks that the backend takes; null: all
     std::uint32_t num_heads = 0;
     std::string shares_with;        // empty: has pages of its own

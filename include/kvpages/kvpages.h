@@ -2893,6 +2893,47 @@ kvpages_status kvpages_model_find_layer(const struct kvpages_model *model,
                                         size_t *out_index);
 
 /**
+ * Name of a layer.
+ *
+ * @param model  Borrowed.
+ * @param layer  Less than kvpages_model_num_layers().
+ * @return A string of the model's, Kept until a layer is added or the model is
+ *         destroyed; NULL when there is no such layer.
+ */
+KVPAGES_API
+const char *kvpages_model_layer_name(const struct kvpages_model *model,
+                                     size_t layer);
+
+/**
+ * Name of the layer whose pages a layer reads, which may itself share.
+ *
+ * @param model  Borrowed.
+ * @param layer  Less than kvpages_model_num_layers().
+ * @return A string of the model's, Kept until a layer is added or the model is
+ *         destroyed; NULL when the layer has pages of its own, and when there is
+ *         no such layer.
+ */
+KVPAGES_API
+const char *kvpages_model_layer_shares_with(const struct kvpages_model *model,
+                                            size_t layer);
+
+/**
+ * What a layer with pages of its own stores: as it was described, and what its
+ * backend decides.
+ *
+ * @param model     Borrowed. Not NULL.
+ * @param layer     Less than kvpages_model_num_layers().
+ * @param[out] out  Filled; its pointers are Kept until the model is destroyed. Not
+ *                  NULL; struct_size set.
+ * @retval KVPAGES_STATUS_NOT_FOUND  There is no such layer, or it shares.
+ */
+KVPAGES_API
+KVPAGES_MUST_USE
+kvpages_status kvpages_model_get_layer_spec(const struct kvpages_model *model,
+                                            size_t layer,
+                                            struct kvpages_spec *out);
+
+/**
  * Plans the caches of all workers of a model, and proves that every layer with a
  * backend has a view. Takes no memory.
  *
