@@ -55,7 +55,7 @@ KVPAGES_LAYOUT(kvpages_attention_config, num_builders, 56, 64);
 KVPAGES_LAYOUT(kvpages_attention_group_info, graph_support, 36, 40);
 KVPAGES_LAYOUT(kvpages_range, last, 8, 16);
 KVPAGES_LAYOUT(kvpages_request_ranges, num_ranges, 8, 16);
-KVPAGES_LAYOUT(kvpages_common_metadata, for_capture, 228, 232);
+KVPAGES_LAYOUT(kvpages_common_metadata, for_capture, 220, 224);
 KVPAGES_LAYOUT(kvpages_step, for_capture, 228, 232);
 KVPAGES_LAYOUT(kvpages_multimodal_item, is_embedded, 24, 32);
 
