@@ -1341,10 +1341,10 @@ TEST(HostileValues, Backends) {
     const std::vector<Case> cases{
         {"no name", "backend_name_empty", {}, [](BackendOptions& b) { b.name = ""; }},
         {"name not UTF-8", "not_utf8", {}, [](BackendOptions& b) { b.name = "\xc3("; }},
-        {"no sizes", "backend_without_kernel_block", {"kernels"},
+        {"no sizes", "no_common_block_size", {"kernels"},
          [](BackendOptions& b) { b.multiples.clear(); }},
-        {"size 0", "bad_values", {"kernels", "0"}, [](BackendOptions& b) { b.sizes = {16, 0}; }},
-        {"multiple of 0", "bad_values", {"kernels", "0"},
+        {"size 0", "unknown_supported_size", {"kernels", "0"}, [](BackendOptions& b) { b.sizes = {16, 0}; }},
+        {"multiple of 0", "unknown_supported_size", {"kernels", "0"},
          [](BackendOptions& b) { b.multiples = {0}; }},
         {"alignment 3", "backend_alignment", {"kernels", "3"},
          [](BackendOptions& b) { b.alignment = 3; }},

@@ -11,6 +11,8 @@ const Category& category(const std::string& name) {
         {"slots", slots_category()},
         {"zeroing", zeroing_category()},
         {"copying", copying_category()},
+        {"groups", groups_category()},
+        {"metadata", metadata_category()},
     };
     const auto found = categories.find(name);
     if (found == categories.end()) {

@@ -29,6 +29,8 @@ Category bind_category();
 Category slots_category();
 Category zeroing_category();
 Category copying_category();
+Category groups_category();
+Category metadata_category();
 
 // Of a case file's stem.
 const Category& category(const std::string& name);

@@ -54,6 +54,7 @@ using BackendHandle = std::unique_ptr<kvpages_backend, Destroy<kvpages_backend_d
 using ModelHandle = std::unique_ptr<kvpages_model, Destroy<kvpages_model_destroy>>;
 using PlanHandle = std::unique_ptr<kvpages_plan, Destroy<kvpages_plan_destroy>>;
 using MemoryHandle = std::unique_ptr<kvpages_memory, Destroy<kvpages_memory_destroy>>;
+using AttentionHandle = std::unique_ptr<kvpages_attention, Destroy<kvpages_attention_destroy>>;
 using CacheHandle = std::unique_ptr<kvpages_cache, Destroy<kvpages_cache_destroy>>;
 using OpsHandle = std::unique_ptr<kvpages_ops, Destroy<kvpages_ops_destroy>>;
 

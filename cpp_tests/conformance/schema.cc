@@ -39,6 +39,16 @@ const std::map<std::string, Json>& named_patterns() {
         {"segments",
          Json::parse(R"([{"allocation": "uint", "offset_bytes": "uint", "span_bytes?": "uint",
                           "step_bytes?": "uint"}])")},
+        {"ints", Json::parse(R"(["int"])")},
+        {"bools", Json::parse(R"(["bool"])")},
+        {"causal_map", Json::parse(R"({"*": "bool"})")},
+        {"request_ranges", Json::parse(R"([["uint", [["int", "int"]]]])")},
+        {"specific", Json::parse(R"({"common": {"*": {"*": "any"}},
+                                     "builder": {"*": {"*": "any"}}})")},
+        {"strings", Json::parse(R"(["string"])")},
+        {"builders", Json::parse(R"([{
+            "backend": "string", "spec": "spec", "layer_names": ["string"],
+            "workspace": "string|null", "workspace_from": "uint|null"}])")},
         {"multiple", Json::parse(R"({"multiple_of": "uint"})")},
     };
     return patterns;

@@ -175,6 +175,11 @@
 #define KVPAGES_PART_GROUP_DRAFT 1
 
 /**
+ * No window: every range is kept.
+ */
+#define KVPAGES_NO_WINDOW UINT64_MAX
+
+/**
  * Flag of kvpages_tables_config: rows are as wide as kvpages_table_row_width()
  * says, for kernels that read whole runs of 128 tokens. They hold no more blocks
  * than without it.
@@ -606,6 +611,78 @@ typedef enum kvpages_text_format kvpages_text_format;
 typedef uint32_t kvpages_text_format;
 #endif // __STDC_VERSION__ >= 202311L
 #endif // __cplusplus
+
+/**
+ * Which tokens a token attends to.
+ */
+enum kvpages_causality
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    /**
+     * Those before it.
+     */
+    KVPAGES_CAUSALITY_CAUSAL = 0,
+    /**
+     * All of its request.
+     */
+    KVPAGES_CAUSALITY_NON_CAUSAL = 1,
+    /**
+     * Each request has a flag of its own.
+     */
+    KVPAGES_CAUSALITY_PER_REQUEST = 2,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum kvpages_causality kvpages_causality;
+#else
+typedef uint32_t kvpages_causality;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/**
+ * What an item of a prompt is.
+ */
+enum kvpages_modality
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    /**
+     * A picture.
+     */
+    KVPAGES_MODALITY_IMAGE = 1,
+    /**
+     * A series of pictures.
+     */
+    KVPAGES_MODALITY_VIDEO = 2,
+    /**
+     * Sound.
+     */
+    KVPAGES_MODALITY_AUDIO = 3,
+    /**
+     * Anything else.
+     */
+    KVPAGES_MODALITY_OTHER = 4,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum kvpages_modality kvpages_modality;
+#else
+typedef uint32_t kvpages_modality;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/**
+ * The attention groups of one worker, their metadata builders, and what these
+ * made of the last step.
+ *
+ * Thread-safety: kvpages_attention_build() and
+ * kvpages_attention_limit_graph_support() change it, all other calls read it.
+ * Builder callbacks run on the thread of the call, one at a time.
+ */
+typedef struct kvpages_attention kvpages_attention;
 
 /**
  * An attention backend: how its kernels read a layer's pages, and what they
@@ -2027,6 +2104,587 @@ typedef struct kvpages_bind_config {
     NULL, 0, 0, 0}
 
 /**
+ * What a builder is made for. Valid during the call that it is handed to.
+ */
+typedef struct kvpages_builder_info {
+    /**
+     * sizeof(kvpages_builder_info) as the library was compiled.
+     */
+    size_t struct_size;
+    /**
+     * Name of the backend that reads the layers.
+     */
+    const char *backend_name;
+    /**
+     * What the layers store, its block size that of the kernel blocks where there
+     * are any.
+     */
+    const struct kvpages_spec *spec;
+    /**
+     * The layers, by their number in the worker's model.
+     */
+    const size_t *layers;
+    /**
+     * Number of layers.
+     */
+    size_t num_layers;
+    /**
+     * The KV-cache group, as the plan numbers it.
+     */
+    uint64_t cache_group;
+    /**
+     * The attention group in the cache group.
+     */
+    uint64_t group;
+    /**
+     * Which of the group's builders.
+     */
+    uint64_t builder;
+    /**
+     * Tokens of a kernel block; 0 for a group without cache.
+     */
+    uint64_t kernel_block_size;
+    /**
+     * Query heads on one rank; 0 when the layers have none.
+     */
+    uint32_t num_query_heads;
+    /**
+     * Zero.
+     */
+    uint32_t reserved0;
+} kvpages_builder_info;
+
+/** kvpages_builder_info with struct_size set and all else zero. */
+#define KVPAGES_BUILDER_INFO_INIT {sizeof(kvpages_builder_info), NULL, NULL, \
+    NULL, 0, 0, 0, 0, 0, 0, 0}
+
+/**
+ * Makes a builder.
+ *
+ * @param user              As in kvpages_builder_callbacks.
+ * @param info              What it is made for.
+ * @param[out] out_builder  The builder, handed to the other callbacks. NULL
+ *                          before; may stay so.
+ * @return 0 when it was made; anything else stops the call.
+ */
+typedef int32_t (*kvpages_create_builder_fn)(void *user,
+                                             const struct kvpages_builder_info *info,
+                                             void **out_builder);
+
+/**
+ * How far a builder's metadata can be captured into a graph.
+ *
+ * @param user             As in kvpages_builder_callbacks.
+ * @param builder          What create made.
+ * @param[out] out_support One of KVPAGES_GRAPH_SUPPORT_*. What the backend's
+ *                         contract says before.
+ * @return 0, or anything else to stop the call.
+ */
+typedef int32_t (*kvpages_builder_graph_support_fn)(void *user,
+                                                    void *builder,
+                                                    uint32_t *out_support);
+
+/**
+ * The workspace that a builder lets others use.
+ *
+ * @param user               As in kvpages_builder_callbacks.
+ * @param builder            What create made.
+ * @param[out] out_workspace The workspace. NULL before; stays so when the builder
+ *                           has none to give.
+ * @return 0, or anything else to stop the call.
+ */
+typedef int32_t (*kvpages_builder_get_workspace_fn)(void *user,
+                                                    void *builder,
+                                                    void **out_workspace);
+
+/**
+ * Hands a builder the workspace of one made before it.
+ *
+ * @param user       As in kvpages_builder_callbacks.
+ * @param builder    What create made.
+ * @param workspace  The workspace.
+ * @return 0, or anything else to stop the call.
+ */
+typedef int32_t (*kvpages_builder_set_workspace_fn)(void *user,
+                                                    void *builder,
+                                                    void *workspace);
+
+/**
+ * Tokens of a request, by their positions, both ends included. Frozen.
+ */
+typedef struct kvpages_range {
+    /**
+     * The first token.
+     */
+    int64_t first;
+    /**
+     * The last token.
+     */
+    int64_t last;
+} kvpages_range;
+
+/**
+ * Ranges of one request. Frozen.
+ */
+typedef struct kvpages_request_ranges {
+    /**
+     * The ranges; may be NULL when there are none.
+     */
+    const struct kvpages_range *ranges;
+    /**
+     * Number of ranges.
+     */
+    size_t num_ranges;
+} kvpages_request_ranges;
+
+/**
+ * A step as the layers of one cache group see it: what a builder is given. Its
+ * pointers are those of kvpages_step.
+ */
+typedef struct kvpages_common_metadata {
+    /**
+     * sizeof(kvpages_common_metadata) as the library was compiled.
+     */
+    size_t struct_size;
+    /**
+     * The cache group.
+     */
+    uint64_t cache_group;
+    /**
+     * Requests of the step.
+     */
+    uint64_t num_requests;
+    /**
+     * Tokens of all requests, padding not counted.
+     */
+    uint64_t num_tokens;
+    /**
+     * Most tokens of one request.
+     */
+    uint64_t max_query_len;
+    /**
+     * Longest sequence.
+     */
+    uint64_t max_seq_len;
+    /**
+     * Where each request's tokens start, and where the last one's end:
+     * num_requests + 1 entries, for the device.
+     */
+    const int32_t *query_start;
+    /**
+     * The same for the host.
+     */
+    const int32_t *query_start_host;
+    /**
+     * Tokens of each request's sequence: num_requests entries, for the device.
+     */
+    const int32_t *seq_lens;
+    /**
+     * Numbers that are at least those, for the host. May be NULL.
+     */
+    const int32_t *seq_lens_host_bound;
+    /**
+     * Tokens of each sequence that this rank holds, in context parallelism. May
+     * be NULL.
+     */
+    const int32_t *local_seq_lens;
+    /**
+     * Position of each token. May be NULL.
+     */
+    const int64_t *positions;
+    /**
+     * 1 for each request that still works on its prompt, else 0. May be NULL.
+     */
+    const uint8_t *is_prefilling;
+    /**
+     * For each request the tokens that attend in both directions. May be NULL.
+     */
+    const struct kvpages_request_ranges *multimodal_ranges;
+    /**
+     * Number of multimodal_ranges.
+     */
+    size_t num_multimodal_requests;
+    /**
+     * Tokens of each request's prefix that R-SWA layers keep. May be NULL.
+     */
+    const int32_t *rswa_prefix_lens;
+    /**
+     * 1 for each causal request, else 0; NULL unless causality is
+     * KVPAGES_CAUSALITY_PER_REQUEST.
+     */
+    const uint8_t *causal_by_request;
+    /**
+     * Kernel blocks of each request: i32 [requests, blocks].
+     */
+    struct kvpages_tensor block_table;
+    /**
+     * Slot of each token: i64 [tokens].
+     */
+    struct kvpages_tensor slot_mapping;
+    /**
+     * What the model adds for this cache group. May be NULL.
+     */
+    void *group_extra;
+    /**
+     * Tokens that all sequences begin with and that are computed once: 0.
+     */
+    uint64_t common_prefix_len;
+    /**
+     * One of KVPAGES_CAUSALITY_*.
+     */
+    uint32_t causality;
+    /**
+     * 1 when the step is captured into a graph.
+     */
+    uint32_t for_capture;
+} kvpages_common_metadata;
+
+/** kvpages_common_metadata with struct_size set and all else zero. */
+#define KVPAGES_COMMON_METADATA_INIT {sizeof(kvpages_common_metadata), 0, 0, \
+    0, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 0, NULL, NULL, \
+    {NULL, NULL, NULL, 0, 0}, {NULL, NULL, NULL, 0, 0}, NULL, 0, 0, 0}
+
+/**
+ * Builds the metadata of a step for the layers of a builder.
+ *
+ * @param user              As in kvpages_builder_callbacks.
+ * @param builder           What create made.
+ * @param common            The step, as the layers' cache group sees it. Valid
+ *                          during the call; what its pointers lead to is as valid
+ *                          as the engine made it.
+ * @param extra             The entry of builder_extra for the attention group;
+ *                          NULL when there is none, and for a capture.
+ * @param[out] out_metadata The metadata. NULL before.
+ * @return 0, or anything else to stop the call.
+ */
+typedef int32_t (*kvpages_builder_build_fn)(void *user,
+                                            void *builder,
+                                            const struct kvpages_common_metadata *common,
+                                            void *extra,
+                                            void **out_metadata);
+
+/**
+ * Ends a builder.
+ *
+ * @param user     As in kvpages_builder_callbacks.
+ * @param builder  What create made.
+ */
+typedef void (*kvpages_destroy_builder_fn)(void *user, void *builder);
+
+/**
+ * An engine's metadata builders. The functions must not throw or jump out, and
+ * must not use the attention handle that calls them. One that returns anything
+ * but 0 stops the call: it returns KVPAGES_STATUS_STOPPED, and
+ * kvpages_last_callback_code() is what the function returned.
+ */
+typedef struct kvpages_builder_callbacks {
+    /**
+     * sizeof(kvpages_builder_callbacks) as the caller compiled it.
+     */
+    size_t struct_size;
+    /**
+     * Handed to all functions. Kept until the attention handle is destroyed.
+     */
+    void *user;
+    /**
+     * Makes a builder. Not NULL.
+     */
+    kvpages_create_builder_fn create;
+    /**
+     * NULL: what the backend's contract says.
+     */
+    kvpages_builder_graph_support_fn graph_support;
+    /**
+     * Asked of every builder until one gives a workspace. NULL: none does.
+     */
+    kvpages_builder_get_workspace_fn get_workspace;
+    /**
+     * Called for every builder made after the one that gave a workspace. NULL:
+     * builders need none.
+     */
+    kvpages_builder_set_workspace_fn set_workspace;
+    /**
+     * Builds metadata. Not NULL.
+     */
+    kvpages_builder_build_fn build;
+    /**
+     * Builds the metadata of a step that is captured. NULL: build does.
+     */
+    kvpages_builder_build_fn build_for_capture;
+    /**
+     * Called once for each builder that create made. Not NULL.
+     */
+    kvpages_destroy_builder_fn destroy;
+} kvpages_builder_callbacks;
+
+/** kvpages_builder_callbacks with struct_size set and all else zero. */
+#define KVPAGES_BUILDER_CALLBACKS_INIT {sizeof(kvpages_builder_callbacks), \
+    NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL}
+
+/**
+ * The builders of one backend. Frozen.
+ */
+typedef struct kvpages_backend_callbacks {
+    /**
+     * Borrowed. Any backend of that name is meant.
+     */
+    const struct kvpages_backend *backend;
+    /**
+     * Copied.
+     */
+    const struct kvpages_builder_callbacks *callbacks;
+} kvpages_backend_callbacks;
+
+/**
+ * What attention groups are made of.
+ */
+typedef struct kvpages_attention_config {
+    /**
+     * sizeof(kvpages_attention_config) as the caller compiled it.
+     */
+    size_t struct_size;
+    /**
+     * Less than kvpages_plan_num_workers().
+     */
+    size_t worker;
+    /**
+     * Names of the worker's layers that take part. NULL: all do.
+     */
+    const char *const *active_layers;
+    /**
+     * Number of active_layers.
+     */
+    size_t num_active_layers;
+    /**
+     * Builders of all backends that backend_callbacks does not list. Copied. When
+     * both are left out there are groups, but no builders.
+     */
+    const struct kvpages_builder_callbacks *callbacks;
+    /**
+     * Builders of single backends.
+     */
+    const struct kvpages_backend_callbacks *backend_callbacks;
+    /**
+     * Number of backend_callbacks.
+     */
+    size_t num_backend_callbacks;
+    /**
+     * Builders of each attention group, one for each micro-batch; 0 for 1. At most
+     * 256.
+     */
+    uint64_t num_builders;
+} kvpages_attention_config;
+
+/** kvpages_attention_config with struct_size set and all else zero. */
+#define KVPAGES_ATTENTION_CONFIG_INIT {sizeof(kvpages_attention_config), 0, \
+    NULL, 0, NULL, NULL, 0, 0}
+
+/**
+ * What an attention group is.
+ */
+typedef struct kvpages_attention_group_info {
+    /**
+     * sizeof(kvpages_attention_group_info) as the caller compiled it.
+     */
+    size_t struct_size;
+    /**
+     * Its number among the attention groups of all cache groups.
+     */
+    uint64_t index;
+    /**
+     * Its layers.
+     */
+    uint64_t num_layers;
+    /**
+     * Tokens of a kernel block; 0 for a group without cache.
+     */
+    uint64_t kernel_block_size;
+    /**
+     * Query heads on one rank; 0 when the layers have none.
+     */
+    uint32_t num_query_heads;
+    /**
+     * What the backend's contract says: one of KVPAGES_GRAPH_SUPPORT_*.
+     */
+    uint32_t graph_support;
+} kvpages_attention_group_info;
+
+/** kvpages_attention_group_info with struct_size set and all else zero. */
+#define KVPAGES_ATTENTION_GROUP_INFO_INIT { \
+    sizeof(kvpages_attention_group_info), 0, 0, 0, 0, 0}
+
+/**
+ * A step. Arrays by cache group are in the plan's order, groups without cache and
+ * groups without active layers included. What the pointers for the device lead to
+ * is not looked at.
+ */
+typedef struct kvpages_step {
+    /**
+     * sizeof(kvpages_step) as the caller compiled it.
+     */
+    size_t struct_size;
+    /**
+     * Requests of the step.
+     */
+    uint64_t num_requests;
+    /**
+     * Tokens of all requests, padding not counted.
+     */
+    uint64_t num_tokens;
+    /**
+     * Most tokens of one request.
+     */
+    uint64_t max_query_len;
+    /**
+     * Longest sequence.
+     */
+    uint64_t max_seq_len;
+    /**
+     * Where each request's tokens start, and where the last one's end:
+     * num_requests + 1 entries, for the device. Not NULL.
+     */
+    const int32_t *query_start;
+    /**
+     * The same for the host. Not NULL.
+     */
+    const int32_t *query_start_host;
+    /**
+     * Tokens of each request's sequence: num_requests entries, for the device.
+     * NULL only when there are no requests.
+     */
+    const int32_t *seq_lens;
+    /**
+     * Numbers that are at least those, for the host. May be NULL.
+     */
+    const int32_t *seq_lens_host_bound;
+    /**
+     * Tokens of each sequence that this rank holds, in context parallelism. May
+     * be NULL.
+     */
+    const int32_t *local_seq_lens;
+    /**
+     * Position of each token. May be NULL.
+     */
+    const int64_t *positions;
+    /**
+     * 1 for each request that still works on its prompt, else 0. May be NULL.
+     */
+    const uint8_t *is_prefilling;
+    /**
+     * For each request the tokens that attend in both directions:
+     * kvpages_multimodal_ranges(). May be NULL.
+     */
+    const struct kvpages_request_ranges *multimodal_ranges;
+    /**
+     * Number of multimodal_ranges.
+     */
+    size_t num_multimodal_requests;
+    /**
+     * Tokens of each request's prefix that R-SWA layers keep. May be NULL.
+     */
+    const int32_t *rswa_prefix_lens;
+    /**
+     * 1 for each causal request, else 0. Needed where causality is
+     * KVPAGES_CAUSALITY_PER_REQUEST.
+     */
+    const uint8_t *causal_by_request;
+    /**
+     * By cache group, kernel blocks of each request: i32 [at least num_requests,
+     * blocks]. All zero for a group without cache.
+     */
+    const struct kvpages_tensor *block_tables;
+    /**
+     * Number of block_tables: that of cache groups.
+     */
+    size_t num_block_tables;
+    /**
+     * By cache group, slot of each token: i64 [at least num_tokens]. All zero for
+     * a group without cache. Shapes and strides are Kept until the next build of
+     * the same builder.
+     */
+    const struct kvpages_tensor *slot_mappings;
+    /**
+     * Number of slot_mappings: that of cache groups.
+     */
+    size_t num_slot_mappings;
+    /**
+     * By cache group, what replaces causality. May be NULL.
+     */
+    const uint32_t *causality_by_group;
+    /**
+     * Number of causality_by_group: that of cache groups, or 0.
+     */
+    size_t num_causality_by_group;
+    /**
+     * By cache group, what the model adds to the common metadata. May be NULL.
+     */
+    void *const *group_extra;
+    /**
+     * Number of group_extra: that of cache groups, or 0.
+     */
+    size_t num_group_extra;
+    /**
+     * By attention group, counted over all cache groups, what the model hands to
+     * a builder. May be NULL.
+     */
+    void *const *builder_extra;
+    /**
+     * Number of builder_extra: that of attention groups, or 0.
+     */
+    size_t num_builder_extra;
+    /**
+     * Number of cache groups that the engine has: that of the plan.
+     */
+    size_t num_cache_groups;
+    /**
+     * Which of the builders of each group: less than num_builders of
+     * kvpages_attention_config.
+     */
+    uint64_t builder;
+    /**
+     * One of KVPAGES_CAUSALITY_*.
+     */
+    uint32_t causality;
+    /**
+     * 1 when the step is captured into a graph: build_for_capture is called, and
+     * builder_extra is not used.
+     */
+    uint32_t for_capture;
+} kvpages_step;
+
+/** kvpages_step with struct_size set and all else zero. */
+#define KVPAGES_STEP_INIT {sizeof(kvpages_step), 0, 0, 0, 0, NULL, NULL, \
+    NULL, NULL, NULL, NULL, NULL, NULL, 0, NULL, NULL, NULL, 0, NULL, 0, \
+    NULL, 0, NULL, 0, NULL, 0, 0, 0, 0, 0}
+
+/**
+ * An item of a prompt: a run of placeholder tokens. Frozen.
+ */
+typedef struct kvpages_multimodal_item {
+    /**
+     * One of KVPAGES_MODALITY_*.
+     */
+    uint32_t modality;
+    /**
+     * Zero.
+     */
+    uint32_t reserved0;
+    /**
+     * Position of its first token.
+     */
+    int64_t offset;
+    /**
+     * Its tokens.
+     */
+    int64_t length;
+    /**
+     * For each of its tokens 1 when an embedding replaces it, else 0: length
+     * entries. NULL: all of them.
+     */
+    const uint8_t *is_embedded;
+} kvpages_multimodal_item;
+
+/**
  * What the table of a group is made for.
  */
 typedef struct kvpages_table_group {
@@ -2791,6 +3449,47 @@ kvpages_status kvpages_model_find_layer(const struct kvpages_model *model,
                                         size_t *out_index);
 
 /**
+ * Name of a layer.
+ *
+ * @param model  Borrowed.
+ * @param layer  Less than kvpages_model_num_layers().
+ * @return A string of the model's, Kept until a layer is added or the model is
+ *         destroyed; NULL when there is no such layer.
+ */
+KVPAGES_API
+const char *kvpages_model_layer_name(const struct kvpages_model *model,
+                                     size_t layer);
+
+/**
+ * Name of the layer whose pages a layer reads, which may itself share.
+ *
+ * @param model  Borrowed.
+ * @param layer  Less than kvpages_model_num_layers().
+ * @return A string of the model's, Kept until a layer is added or the model is
+ *         destroyed; NULL when the layer has pages of its own, and when there is
+ *         no such layer.
+ */
+KVPAGES_API
+const char *kvpages_model_layer_shares_with(const struct kvpages_model *model,
+                                            size_t layer);
+
+/**
+ * What a layer with pages of its own stores: as it was described, and what its
+ * backend decides.
+ *
+ * @param model     Borrowed. Not NULL.
+ * @param layer     Less than kvpages_model_num_layers().
+ * @param[out] out  Filled; its pointers are Kept until the model is destroyed. Not
+ *                  NULL; struct_size set.
+ * @retval KVPAGES_STATUS_NOT_FOUND  There is no such layer, or it shares.
+ */
+KVPAGES_API
+KVPAGES_MUST_USE
+kvpages_status kvpages_model_get_layer_spec(const struct kvpages_model *model,
+                                            size_t layer,
+                                            struct kvpages_spec *out);
+
+/**
  * Plans the caches of all workers of a model, and proves that every layer with a
  * backend has a view. Takes no memory.
  *
@@ -3302,6 +4001,226 @@ KVPAGES_MUST_USE
 kvpages_status kvpages_bind_layers(const struct kvpages_bind_config *config,
                                    size_t *out_order,
                                    size_t *out_bound);
+
+/**
+ * Makes the attention groups of a worker, and the builders of each. Layers of one
+ * cache group with the same backend (by name), spec and number of query heads are
+ * one attention group; groups and the layers in them come in the order of the
+ * plan. Layers that share a cache are in a group of their owner's cache group. A
+ * layer without a backend is in none.
+ *
+ * Builders are made group after group. When a callback fails, all builders that
+ * were made are destroyed, the last first.
+ *
+ * @param plan      Borrowed. Not NULL.
+ * @param config    Borrowed. Not NULL.
+ * @param[out] out  Owned by the caller: kvpages_attention_destroy(). NULL on
+ *                  failure.
+ * @retval KVPAGES_STATUS_NOT_FOUND  There is no such worker or active layer.
+ * @retval KVPAGES_STATUS_STOPPED    A callback failed:
+ *                                   kvpages_last_callback_code().
+ */
+KVPAGES_API
+KVPAGES_MUST_USE
+kvpages_status kvpages_attention_create(const struct kvpages_plan *plan,
+                                        const struct kvpages_attention_config *config,
+                                        struct kvpages_attention **out);
+
+/**
+ * Destroys attention groups and their builders, the last made first. NULL is a
+ * no-op.
+ *
+ * @param attention  Not used any more.
+ */
+KVPAGES_API void kvpages_attention_destroy(struct kvpages_attention *attention);
+
+/**
+ * What the callback returned that stopped the last call on this thread which
+ * returned KVPAGES_STATUS_STOPPED; 0 when there was none.
+ */
+KVPAGES_API int32_t kvpages_last_callback_code(void);
+
+/**
+ * Number of KV-cache groups: those of the plan, by their number there.
+ *
+ * @param attention  Borrowed.
+ * @return 0 for NULL.
+ */
+KVPAGES_API
+size_t kvpages_attention_num_cache_groups(const struct kvpages_attention *attention);
+
+/**
+ * Number of attention groups of a cache group.
+ *
+ * @param attention    Borrowed.
+ * @param cache_group  Less than kvpages_attention_num_cache_groups().
+ * @return 0 for NULL, and when there is no such cache group.
+ */
+KVPAGES_API
+size_t kvpages_attention_num_groups(const struct kvpages_attention *attention,
+                                    size_t cache_group);
+
+/**
+ * An attention group.
+ *
+ * @param attention    Borrowed. Not NULL.
+ * @param cache_group  Less than kvpages_attention_num_cache_groups().
+ * @param group        Less than kvpages_attention_num_groups().
+ * @param[out] out     Filled. Not NULL; struct_size set.
+ * @retval KVPAGES_STATUS_NOT_FOUND  There is no such group.
+ */
+KVPAGES_API
+KVPAGES_MUST_USE
+kvpages_status kvpages_attention_get_group(const struct kvpages_attention *attention,
+                                           size_t cache_group,
+                                           size_t group,
+                                           struct kvpages_attention_group_info *out);
+
+/**
+ * What the layers of an attention group store, as it was planned: the block size
+ * is the plan's, not that of kernel blocks.
+ *
+ * @param attention    Borrowed. Not NULL.
+ * @param cache_group  Less than kvpages_attention_num_cache_groups().
+ * @param group        Less than kvpages_attention_num_groups().
+ * @param[out] out     Filled; its pointers are Kept until the attention handle is
+ *                     destroyed. Not NULL; struct_size set.
+ * @retval KVPAGES_STATUS_NOT_FOUND  There is no such group.
+ */
+KVPAGES_API
+KVPAGES_MUST_USE
+kvpages_status kvpages_attention_get_group_spec(const struct kvpages_attention *attention,
+                                                size_t cache_group,
+                                                size_t group,
+                                                struct kvpages_spec *out);
+
+/**
+ * Name of the backend of an attention group.
+ *
+ * @param attention    Borrowed.
+ * @param cache_group  Less than kvpages_attention_num_cache_groups().
+ * @param group        Less than kvpages_attention_num_groups().
+ * @return A string of the handle's; NULL when there is no such group.
+ */
+KVPAGES_API
+const char *kvpages_attention_group_backend(const struct kvpages_attention *attention,
+                                            size_t cache_group,
+                                            size_t group);
+
+/**
+ * Name of a layer of an attention group.
+ *
+ * @param attention    Borrowed.
+ * @param cache_group  Less than kvpages_attention_num_cache_groups().
+ * @param group        Less than kvpages_attention_num_groups().
+ * @param index        Less than the group's num_layers.
+ * @return A string of the handle's; NULL when there is no such layer.
+ */
+KVPAGES_API
+const char *kvpages_attention_group_layer_name(const struct kvpages_attention *attention,
+                                               size_t cache_group,
+                                               size_t group,
+                                               size_t index);
+
+/**
+ * The lowest graph support over all builders; without builders, over the
+ * backends' contracts.
+ *
+ * @param attention              Borrowed.
+ * @param[out] out_backend_name  The first backend that has it: a string of the
+ *                               handle's. NULL when it is always, and when the
+ *                               engine's own limit is lower. May be NULL.
+ * @return One of KVPAGES_GRAPH_SUPPORT_*; NEVER for NULL.
+ */
+KVPAGES_API
+uint32_t kvpages_attention_graph_support(const struct kvpages_attention *attention,
+                                         const char **out_backend_name);
+
+/**
+ * Lowers the graph support to what the engine itself can capture. A limit that is
+ * not lower changes nothing.
+ *
+ * @param attention  Changed. Not NULL.
+ * @param limit      One of KVPAGES_GRAPH_SUPPORT_*.
+ */
+KVPAGES_API
+KVPAGES_MUST_USE
+kvpages_status kvpages_attention_limit_graph_support(struct kvpages_attention *attention,
+                                                     uint32_t limit);
+
+/**
+ * Builds the metadata of a step: calls one builder of every attention group, in
+ * order. When a callback fails, no other is called, and the metadata of the step
+ * before stays. A call that succeeds takes no memory and no lock.
+ *
+ * @param attention  Changed. Not NULL.
+ * @param step       Borrowed; pointers in it are handed on to the builders. Not
+ *                   NULL.
+ * @retval KVPAGES_STATUS_NOT_FOUND  There is no such builder.
+ * @retval KVPAGES_STATUS_STOPPED    A callback failed:
+ *                                   kvpages_last_callback_code().
+ */
+KVPAGES_API
+KVPAGES_MUST_USE
+kvpages_status kvpages_attention_build(struct kvpages_attention *attention,
+                                       const struct kvpages_step *step);
+
+/**
+ * The metadata of a layer in the last step of a builder.
+ *
+ * @param attention  Borrowed.
+ * @param builder    As in kvpages_step.
+ * @param layer      Its number in the worker's model.
+ * @return What the builder of its attention group made. NULL when the layer is in
+ *         none, or there was no step.
+ */
+KVPAGES_API
+void *kvpages_attention_layer_metadata(const struct kvpages_attention *attention,
+                                       size_t builder,
+                                       size_t layer);
+
+/**
+ * The slot mapping of a layer's cache group in the last step of a builder; also
+ * of a layer that is not active.
+ *
+ * @param attention  Borrowed. Not NULL.
+ * @param builder    As in kvpages_step.
+ * @param layer      Its number in the worker's model.
+ * @param[out] out   The step's slot mapping; all zero before the first step. Not
+ *                   NULL.
+ * @retval KVPAGES_STATUS_NOT_FOUND  There is no such builder, or the layer is in
+ *                                   no cache group.
+ */
+KVPAGES_API
+KVPAGES_MUST_USE
+kvpages_status kvpages_attention_get_slot_mapping(const struct kvpages_attention *attention,
+                                                  size_t builder,
+                                                  size_t layer,
+                                                  struct kvpages_tensor *out);
+
+/**
+ * The tokens of one request that attend to each other in both directions: the
+ * runs of embedded tokens of its images and videos, in order. An item of no
+ * tokens has none.
+ *
+ * @param items           Borrowed. num_items items.
+ * @param num_items       May be 0.
+ * @param sliding_window  Longer ranges are left out: their first tokens would
+ *                        see past it. Tokens; KVPAGES_NO_WINDOW to keep all.
+ * @param[out] ranges     Room for capacity ranges. May be NULL when capacity
+ *                        is 0.
+ * @param capacity        Ranges that fit.
+ * @param[out] out_count  How many there are, also when they do not fit. Not NULL.
+ * @retval KVPAGES_STATUS_BUFFER_TOO_SMALL  capacity is less than the number.
+ */
+KVPAGES_API
+KVPAGES_MUST_USE
+kvpages_status kvpages_multimodal_ranges(const struct kvpages_multimodal_item *items,
+                                         size_t num_items,
+                                         uint64_t sliding_window,
+                                         struct kvpages_range *ranges,
+                                         size_t capacity,
+                                         size_t *out_count);
 
 /**
  * Entries of a row of row_blocks blocks for kernels that read whole runs of 128

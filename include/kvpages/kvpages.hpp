@@ -29,6 +29,7 @@
     (static_cast<void>(status), static_cast<void>(message), ::std::abort())
 #endif
 #else
+#include <exception>
 #include <stdexcept>
 #endif
 
@@ -1137,6 +1138,259 @@ private:
 
     detail::Owned<kvpages_ops, kvpages_ops_destroy> handle_;
 };
+
+/// Builds the metadata of one attention group. What a function throws stops the call that made
+/// kvpages ask, and comes out of that call.
+class Builder {
+public:
+    virtual ~Builder() = default;
+
+    /// The metadata of a step. `extra` is the entry of builder_extra for the attention group.
+    virtual void* build(const kvpages_common_metadata& common, void* extra) = 0;
+    /// The metadata of a step that is captured into a graph.
+    virtual void* build_for_capture(const kvpages_common_metadata& common) {
+        return build(common, nullptr);
+    }
+    /// How far the metadata can be captured: one of KVPAGES_GRAPH_SUPPORT_*. `own` is what the
+    /// backend's contract says.
+    virtual std::uint32_t graph_support(std::uint32_t own) { return own; }
+    /// The workspace that it lets others use; NULL when it has none to give.
+    virtual void* workspace() { return nullptr; }
+    /// Takes the workspace of a builder made before it.
+    virtual void set_workspace(void* workspace) { static_cast<void>(workspace); }
+
+protected:
+    Builder() = default;
+    Builder(const Builder&) = default;
+    Builder& operator=(const Builder&) = default;
+};
+
+/// Makes builders.
+class BuilderFactory {
+public:
+    virtual ~BuilderFactory() = default;
+
+    /// A builder. Called while the attention groups are made, never later.
+    virtual std::unique_ptr<Builder> create(const kvpages_builder_info& info) = 0;
+
+protected:
+    BuilderFactory() = default;
+    BuilderFactory(const BuilderFactory&) = default;
+    BuilderFactory& operator=(const BuilderFactory&) = default;
+};
+
+/// What attention groups are made of.
+struct AttentionConfig {
+    std::size_t worker = 0;
+    std::optional<std::vector<std::string>> active_layers;  ///< names; empty optional: all
+    std::uint64_t num_builders = 1;                         ///< of each group, for micro-batches
+};
+
+/// The attention groups of one worker, their builders, and what these made of the last step.
+class Attention {
+public:
+    /// Groups and builders. The builders are destroyed with the object, the last made first.
+    static Attention make(const Plan& plan, BuilderFactory& factory,
+                          const AttentionConfig& config = {}) {
+        return make(plan, &factory, config);
+    }
+
+    /// Groups without builders.
+    static Attention make(const Plan& plan, const AttentionConfig& config = {}) {
+        return make(plan, nullptr, config);
+    }
+
+    std::size_t num_cache_groups() const noexcept {
+        return kvpages_attention_num_cache_groups(get());
+    }
+    /// Attention groups of a cache group.
+    std::size_t num_groups(std::size_t cache_group) const noexcept {
+        return kvpages_attention_num_groups(get(), cache_group);
+    }
+
+    kvpages_attention_group_info group(std::size_t cache_group, std::size_t group) const {
+        kvpages_attention_group_info out = KVPAGES_ATTENTION_GROUP_INFO_INIT;
+        check(kvpages_attention_get_group(get(), cache_group, group, &out));
+        return out;
+    }
+
+    /// What the layers of a group store; its pointers are this object's.
+    kvpages_spec group_spec(std::size_t cache_group, std::size_t group) const {
+        kvpages_spec out = KVPAGES_SPEC_INIT;
+        check(kvpages_attention_get_group_spec(get(), cache_group, group, &out));
+        return out;
+    }
+
+    /// Name of a group's backend; NULL when there is no such group.
+    const char* group_backend(std::size_t cache_group, std::size_t group) const noexcept {
+        return kvpages_attention_group_backend(get(), cache_group, group);
+    }
+
+    /// Names of the layers of a group.
+    std::vector<std::string> group_layers(std::size_t cache_group, std::size_t group) const {
+        std::vector<std::string> names;
+        while (const char* name = kvpages_attention_group_layer_name(get(), cache_group, group,
+                                                                     names.size())) {
+            names.emplace_back(name);
+        }
+        return names;
+    }
+
+    /// The lowest graph support of all builders: one of KVPAGES_GRAPH_SUPPORT_*.
+    std::uint32_t graph_support() const noexcept {
+        return kvpages_attention_graph_support(get(), nullptr);
+    }
+    /// Name of the first backend that has it; NULL when none limits it.
+    const char* graph_support_backend() const noexcept {
+        const char* name = nullptr;
+        static_cast<void>(kvpages_attention_graph_support(get(), &name));
+        return name;
+    }
+    /// Lowers it to what the engine can capture.
+    void limit_graph_support(std::uint32_t limit) {
+        check(kvpages_attention_limit_graph_support(get(), limit));
+    }
+
+    /// Builds the metadata of a step. On failure the metadata of the step before stays.
+    void build(const kvpages_step& step) { state_->check(kvpages_attention_build(get(), &step)); }
+
+    /// Metadata of a layer by its number in the worker's model.
+    void* layer_metadata(std::size_t layer, std::size_t builder = 0) const noexcept {
+        return kvpages_attention_layer_metadata(get(), builder, layer);
+    }
+
+    /// Slot mapping of a layer by its number in the worker's model.
+    kvpages_tensor slot_mapping(std::size_t layer, std::size_t builder = 0) const {
+        kvpages_tensor out{};
+        check(kvpages_attention_get_slot_mapping(get(), builder, layer, &out));
+        return out;
+    }
+
+    kvpages_attention* get() const noexcept { return handle_.get(); }
+
+private:
+    /// What the callbacks share: where builders come from, and what one of them threw.
+    struct State {
+        BuilderFactory* factory = nullptr;
+#ifndef KVPAGES_NO_EXCEPTIONS
+        std::exception_ptr thrown;
+#endif
+
+        /// As kvpages::check(), but a builder's exception goes on as it was.
+        void check(std::int32_t status) {
+#ifndef KVPAGES_NO_EXCEPTIONS
+            if (std::exception_ptr exception = std::exchange(thrown, nullptr)) {
+                std::rethrow_exception(exception);
+            }
+#endif
+            kvpages::check(status);
+        }
+
+        /// Runs the body of a callback.
+        template <typename Body>
+        std::int32_t run(Body body) noexcept {
+#ifdef KVPAGES_NO_EXCEPTIONS
+            body();
+            return 0;
+#else
+            try {
+                body();
+                return 0;
+            } catch (...) {
+                thrown = std::current_exception();
+                return 1;
+            }
+#endif
+        }
+    };
+
+    Attention(std::unique_ptr<State> state, kvpages_attention* raw)
+        : state_(std::move(state)), handle_(raw) {}
+
+    static State* state_of(void* user) noexcept { return static_cast<State*>(user); }
+    static Builder* builder_of(void* builder) noexcept { return static_cast<Builder*>(builder); }
+
+    static std::int32_t create(void* user, const kvpages_builder_info* info, void** out) noexcept {
+        State* state = state_of(user);
+        return state->run([&] { *out = state->factory->create(*info).release(); });
+    }
+    static std::int32_t support(void* user, void* builder, std::uint32_t* out) noexcept {
+        if (builder == nullptr) return 0;
+        return state_of(user)->run([&] { *out = builder_of(builder)->graph_support(*out); });
+    }
+    static std::int32_t get_workspace(void* user, void* builder, void** out) noexcept {
+        if (builder == nullptr) return 0;
+        return state_of(user)->run([&] { *out = builder_of(builder)->workspace(); });
+    }
+    static std::int32_t set_workspace(void* user, void* builder, void* workspace) noexcept {
+        if (builder == nullptr) return 0;
+        return state_of(user)->run([&] { builder_of(builder)->set_workspace(workspace); });
+    }
+    static std::int32_t build(void* user, void* builder, const kvpages_common_metadata* common,
+                              void* extra, void** out) noexcept {
+        if (builder == nullptr) return 0;
+        return state_of(user)->run([&] { *out = builder_of(builder)->build(*common, extra); });
+    }
+    static std::int32_t capture(void* user, void* builder, const kvpages_common_metadata* common,
+                                void*, void** out) noexcept {
+        if (builder == nullptr) return 0;
+        return state_of(user)->run([&] { *out = builder_of(builder)->build_for_capture(*common); });
+    }
+    static void destroy(void*, void* builder) noexcept { delete builder_of(builder); }
+
+    static Attention make(const Plan& plan, BuilderFactory* factory,
+                          const AttentionConfig& config) {
+        auto state = std::make_unique<State>();
+        state->factory = factory;
+        kvpages_builder_callbacks callbacks = KVPAGES_BUILDER_CALLBACKS_INIT;
+        callbacks.user = state.get();
+        callbacks.create = create;
+        callbacks.graph_support = support;
+        callbacks.get_workspace = get_workspace;
+        callbacks.set_workspace = set_workspace;
+        callbacks.build = build;
+        callbacks.build_for_capture = capture;
+        callbacks.destroy = destroy;
+        kvpages_attention_config c_config = KVPAGES_ATTENTION_CONFIG_INIT;
+        c_config.worker = config.worker;
+        c_config.callbacks = factory != nullptr ? &callbacks : nullptr;
+        c_config.num_builders = config.num_builders;
+        std::vector<const char*> active;
+        if (config.active_layers) {
+            active = detail::c_strs(*config.active_layers);
+            c_config.num_active_layers = active.size();
+            active.push_back(nullptr);  // so that an empty list is not NULL, which means all
+            c_config.active_layers = active.data();
+        }
+        kvpages_attention* raw = nullptr;
+        state->check(kvpages_attention_create(plan.get(), &c_config, &raw));
+        state->factory = nullptr;
+        return Attention(std::move(state), raw);
+    }
+
+    std::unique_ptr<State> state_;  // outlives the handle, whose callbacks use it
+    detail::Owned<kvpages_attention, kvpages_attention_destroy> handle_;
+};
+
+/// The tokens of one request that attend to each other in both directions: the runs of embedded
+/// tokens of images and videos that are not longer than the window.
+inline std::vector<kvpages_range> multimodal_ranges(
+    const std::vector<kvpages_multimodal_item>& items,
+    std::optional<std::uint64_t> sliding_window = std::nullopt) {
+    const std::uint64_t window = sliding_window.value_or(KVPAGES_NO_WINDOW);
+    std::vector<kvpages_range> ranges(items.size());
+    std::size_t count = 0;
+    std::int32_t status = kvpages_multimodal_ranges(items.data(), items.size(), window,
+                                                    ranges.data(), ranges.size(), &count);
+    if (status == KVPAGES_STATUS_BUFFER_TOO_SMALL) {
+        ranges.resize(count);
+        status = kvpages_multimodal_ranges(items.data(), items.size(), window, ranges.data(),
+                                           ranges.size(), &count);
+    }
+    check(status);
+    ranges.resize(count);
+    return ranges;
+}
 
 }  // namespace kvpages
 

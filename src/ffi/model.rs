@@ -1,6 +1,7 @@
 //! Header section: models.
 
 use std::ffi::{CString, c_char};
+use std::ptr;
 use std::sync::Arc;
 
 use super::backend::kvpages_backend;
@@ -8,7 +9,7 @@ use super::extensible::{self, extensible};
 use super::guard::guard;
 use super::handle::{self, Handle, opaque};
 use super::input;
-use super::spec::{kvpages_spec, read_spec};
+use super::spec::{describe_spec, kvpages_spec, read_spec};
 use super::status::{Failure, kvpages_status};
 use crate::model::Model;
 
@@ -24,6 +25,8 @@ opaque!(kvpages_model, ModelHandle, "model");
 pub(super) struct ModelHandle {
     pub model: Arc<Model>,
     pub names: Arc<Vec<CString>>,
+    /// For each layer the one it shares with.
+    targets: Vec<Option<CString>>,
 }
 
 /// One layer. Everything is Copied.
@@ -126,6 +129,78 @@ pub unsafe extern "C" fn kvpages_model_find_layer(
     }
 }
 
+/// Name of a layer.
+///
+/// @param model  Borrowed.
+/// @param layer  Less than kvpages_model_num_layers().
+/// @return A string of the model's, Kept until a layer is added or the model is
+///         destroyed; NULL when there is no such layer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvpages_model_layer_name(
+    model: *const kvpages_model,
+    layer: usize,
+) -> *const c_char {
+    // SAFETY: the caller's contract.
+    unsafe {
+        handle::get(model, ptr::null(), |model| {
+            let name = model.names.get(layer);
+            name.map_or(ptr::null(), |name| name.as_ptr())
+        })
+    }
+}
+
+/// Name of the layer whose pages a layer reads, which may itself share.
+///
+/// @param model  Borrowed.
+/// @param layer  Less than kvpages_model_num_layers().
+/// @return A string of the model's, Kept until a layer is added or the model is
+///         destroyed; NULL when the layer has pages of its own, and when there is
+///         no such layer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvpages_model_layer_shares_with(
+    model: *const kvpages_model,
+    layer: usize,
+) -> *const c_char {
+    // SAFETY: the caller's contract.
+    unsafe {
+        handle::get(model, ptr::null(), |model| {
+            let target = model.targets.get(layer).and_then(Option::as_ref);
+            target.map_or(ptr::null(), |target| target.as_ptr())
+        })
+    }
+}
+
+/// What a layer with pages of its own stores: as it was described, and what its
+/// backend decides.
+///
+/// @param model     Borrowed. Not NULL.
+/// @param layer     Less than kvpages_model_num_layers().
+/// @param[out] out  Filled; its pointers are Kept until the model is destroyed. Not
+///                  NULL; struct_size set.
+/// @retval KVPAGES_STATUS_NOT_FOUND  There is no such layer, or it shares.
+#[must_use]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvpages_model_get_layer_spec(
+    model: *const kvpages_model,
+    layer: usize,
+    out: *mut kvpages_spec,
+) -> kvpages_status {
+    // SAFETY: the caller's contract.
+    unsafe {
+        handle::read(model, extensible::out(out), |model, out| {
+            let layers = model.model.layers();
+            let found = layers.get(layer).ok_or_else(|| {
+                Failure::not_found(format!("layer {layer} of {} of the model", layers.len()))
+            })?;
+            let spec = found.own_spec().ok_or_else(|| {
+                Failure::not_found(format!("layer {} has no pages of its own", found.name))
+            })?;
+            out.fill(describe_spec(spec));
+            Ok(())
+        })
+    }
+}
+
 /// # Safety
 /// Pointers in `given` are NULL or valid.
 unsafe fn add_layer(model: &mut ModelHandle, given: kvpages_layer) -> Result<(), Failure> {
@@ -163,5 +238,7 @@ unsafe fn add_layer(model: &mut ModelHandle, given: kvpages_layer) -> Result<(),
         }
     }
     Arc::make_mut(&mut model.names).push(c_name);
+    let c_target = target.map(|target| CString::new(target).unwrap_or_default());
+    model.targets.push(c_target);
     Ok(())
 }

@@ -323,6 +323,7 @@ pub unsafe extern "C" fn kvpages_plan_create(
             let ModelHandle {
                 model,
                 names: of_model,
+                ..
             } = unsafe { handle::shared(worker.model) }.map_err(|failure| failure.at(i))?;
             names.push(Arc::clone(of_model));
             all.push(Worker {

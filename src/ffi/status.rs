@@ -176,6 +176,15 @@ impl Failure {
         Failure::new(kvpages_status::NotFound, "not_found", message)
     }
 
+    pub(super) fn stopped(kind: &'static str, message: String) -> Failure {
+        Failure::new(kvpages_status::Stopped, kind, message)
+    }
+
+    /// The same failure under another kind.
+    pub(super) fn with_kind(self, kind: &'static str) -> Failure {
+        Failure { kind, ..self }
+    }
+
     pub(super) fn unsupported(kind: &'static str, message: String) -> Failure {
         Failure::new(kvpages_status::Unsupported, kind, message)
     }
@@ -278,7 +287,11 @@ impl From<BackendError> for Failure {
     fn from(error: BackendError) -> Failure {
         let kind = match error {
             BackendError::NameEmpty => "backend_name_empty",
-            BackendError::NoKernelBlockSize { .. } => "backend_without_kernel_block",
+            BackendError::NoKernelBlockSize { .. } => "no_common_block_size",
+            BackendError::Zero {
+                field: "a kernel block size",
+                ..
+            } => "unknown_supported_size",
             BackendError::Zero { .. } => "bad_values",
             BackendError::Alignment { .. } => "backend_alignment",
             BackendError::TwoLayouts { .. } => "layout_twice",

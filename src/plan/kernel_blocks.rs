@@ -38,6 +38,10 @@ pub(super) fn select(
     if backends.is_empty() || !group.spec.first().takes_cache() {
         return Ok(None);
     }
+    // A state is read whole, whatever its backend says of tokens.
+    if group.spec.first().as_state().is_some() {
+        return Ok(Some(group.spec.block_size()));
+    }
     let selected = select_kernel_block_size(group.spec.block_size(), &backends);
     selected.map(Some).map_err(|error| PlanError::KernelBlock {
         group: number,
