@@ -172,7 +172,7 @@ TEST(Attention, S12_QueryHeadsSplitGroups) {
 
 TEST(Attention, S14_AGroupWithoutCacheKeepsItsPlace) {
     const Model m = model();
-    add(m, "encoder", attention(KVPAGES_SPEC_KIND_ENCODER_ONLY, 16, 2, 64), named("E"), 8);
+    add(m, "encoder", support::attention(KVPAGES_SPEC_KIND_ENCODER_ONLY, 16, 2, 64), named("E"), 8);
     add(m, "full", full(48, 2, 64), named("F", {16, 32, 64}), 8);
     Parts parts;
     parts.num_blocks = 2;
@@ -365,7 +365,8 @@ TEST(Builders, TheLowestGraphSupportAndItsBackend) {
     EXPECT_EQ(raw, nullptr);
     // What the contract says is what stands there before.
     engine.support_of.clear();
-    EXPECT_EQ(kvpages_attention_graph_support(attention(two.plan, config).get(), &name), 0u);
+    const auto own = attention(two.plan, config);
+    EXPECT_EQ(kvpages_attention_graph_support(own.get(), &name), 0u);
     EXPECT_STREQ(name, "A");
 }
 

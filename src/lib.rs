@@ -40,6 +40,7 @@
 //! | [`backend`] | an attention backend's contract: layout, kernel blocks, index width; presets |
 //! | [`model`] | layers in order, and who shares whose pages |
 //! | [`plan`] | grouping, page unification, packing, budget, workers, capacity, explanation |
+//! | [`attention`] | attention groups, their builders, the metadata of a step |
 //! | [`memory`] | where bytes come from: host, the engine's allocator, an adopted buffer |
 //! | [`view`] | shape and stride algebra, and the proof |
 //! | [`cache`] | plan and memory together; binding order, regions |
