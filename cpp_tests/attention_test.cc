@@ -365,7 +365,8 @@ TEST(Builders, TheLowestGraphSupportAndItsBackend) {
     EXPECT_EQ(raw, nullptr);
     // What the contract says is what stands there before.
     engine.support_of.clear();
-    EXPECT_EQ(kvpages_attention_graph_support(attention(two.plan, config).get(), &name), 0u);
+    const auto own = attention(two.plan, config);
+    EXPECT_EQ(kvpages_attention_graph_support(own.get(), &name), 0u);
     EXPECT_STREQ(name, "A");
 }
 

@@ -142,7 +142,7 @@ TEST(Metadata, EveryLayerGetsThatOfItsGroup) {
         EXPECT_EQ(s.extras[i], nullptr);
     }
     kvpages_tensor slots{};
-    for (const std::size_t layer : {0, 1, 2, 3, 4}) {
+    for (std::size_t layer = 0; layer < 5; ++layer) {
         must(kvpages_attention_get_slot_mapping(s.attention.get(), 0, layer, &slots));
         EXPECT_EQ(slots.data, s.slots[layer == 0 || layer == 2 ? 0 : 1]) << layer;
     }

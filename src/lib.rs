@@ -41,6 +41,7 @@
 //! | [`model`] | layers in order, and who shares whose pages |
 //! | [`plan`] | grouping, page unification, packing, budget, workers, capacity, explanation |
 //! | [`tables`] | block tables, gathered batches, slot mappings |
+//! | [`attention`] | attention groups, their builders, the metadata of a step |
 //! | [`memory`] | where bytes come from: host, the engine's allocator, an adopted buffer |
 //! | [`view`] | shape and stride algebra, and the proof |
 //! | [`ops`] | zero, copy, write and gather over views; the bodies are in `kernels/` |

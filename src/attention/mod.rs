@@ -5,6 +5,8 @@ mod builders;
 mod groups;
 mod metadata;
 mod multimodal;
+#[cfg(test)]
+mod tests;
 
 pub use builders::{BuilderInfo, BuilderSource, Builders, BuildersError};
 pub use groups::{AttentionGroup, AttentionGroups, CacheGroup, GroupsError};
