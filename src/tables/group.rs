@@ -8,6 +8,10 @@ use super::slots::{PAD_SLOT, SlotRule};
 /// Marks a row that is as it was applied.
 const UNCHANGED: u32 = u32::MAX;
 
+/// Entries between two staged rows: without them rows of a power of two would all be in the same
+/// few places of the processor's caches.
+const STAGED_GAP: usize = 16;
+
 #[derive(Debug)]
 pub(super) struct Group {
     pub config: GroupConfig,
@@ -59,7 +63,7 @@ impl Group {
             of_group.interleave
         };
         // The largest first: what cannot be had is found before anything is touched.
-        let staged = Rows::new(max_requests, width)?;
+        let staged = Rows::new(max_requests, width + STAGED_GAP)?;
         let mut changed = filled("changed rows", max_requests, 0)?;
         changed.clear();
         Ok(Group {
