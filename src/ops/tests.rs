@@ -386,10 +386,10 @@ fn tensor_scales_divide_and_multiply() {
 
 /// Copies with every chain, cycle and tree that random pairs make.
 mod copies {
-    use super::super::blocks::{BlockCopy, Blocks, Place};
-    use super::super::kernel::SPARE;
-    use super::super::{OpsConfig, OpsError};
     use super::*;
+    use crate::ops::blocks::{BlockCopy, Blocks, Place};
+    use crate::ops::kernel::SPARE;
+    use crate::ops::{OpsConfig, OpsError};
 
     fn blocks(num_blocks: u64) -> Blocks {
         let config = OpsConfig {
