@@ -1091,22 +1091,22 @@ public:
     }
 
     /// Stores rows of `dtype` in the slots of layers of one group; slot -1 is skipped. `fp8` says
-    /// which fp8 layers of plain bytes hold.
+    /// which fp8 layers of plain bytes hold, e4m3fn when it is not set.
     void write(Span<const kvpages_kv_rows> layers, Span<const std::int64_t> slots, Dtype dtype,
-               Dtype fp8 = Dtype::f8_e4m3fn) const {
+               std::optional<Dtype> fp8 = std::nullopt) const {
         kvpages_kv_write write = KVPAGES_KV_WRITE_INIT;
         write.layers = layers.data();
         write.num_layers = layers.size();
         write.slots = slots.data();
         write.num_slots = slots.size();
         write.dtype = static_cast<std::uint32_t>(dtype);
-        write.fp8_format = static_cast<std::uint32_t>(fp8);
+        write.fp8_format = fp8 ? static_cast<std::uint32_t>(*fp8) : 0;
         check(kvpages_ops_write_kv(get(), &write));
     }
 
     /// Reads rows of `dtype` from the slots of layers of one group; slot -1 is skipped.
     void gather(Span<const kvpages_kv_rows_out> layers, Span<const std::int64_t> slots,
-                Dtype dtype, Dtype fp8 = Dtype::f8_e4m3fn) const {
+                Dtype dtype, std::optional<Dtype> fp8 = std::nullopt) const {
         kvpages_kv_gather gather = gather_of(layers, dtype, fp8);
         gather.slots = slots.data();
         gather.num_slots = slots.size();
@@ -1115,7 +1115,7 @@ public:
 
     /// Reads rows of `dtype` from all slots of some blocks, one block after another.
     void gather_blocks(Span<const kvpages_kv_rows_out> layers, Span<const std::int32_t> ids,
-                       Dtype dtype, Dtype fp8 = Dtype::f8_e4m3fn) const {
+                       Dtype dtype, std::optional<Dtype> fp8 = std::nullopt) const {
         kvpages_kv_gather gather = gather_of(layers, dtype, fp8);
         gather.block_ids = ids.data();
         gather.num_block_ids = ids.size();
@@ -1127,12 +1127,12 @@ public:
 
 private:
     static kvpages_kv_gather gather_of(Span<const kvpages_kv_rows_out> layers, Dtype dtype,
-                                       Dtype fp8) {
+                                       std::optional<Dtype> fp8) {
         kvpages_kv_gather gather = KVPAGES_KV_GATHER_INIT;
         gather.layers = layers.data();
         gather.num_layers = layers.size();
         gather.dtype = static_cast<std::uint32_t>(dtype);
-        gather.fp8_format = static_cast<std::uint32_t>(fp8);
+        gather.fp8_format = fp8 ? static_cast<std::uint32_t>(*fp8) : 0;
         return gather;
     }
 
