@@ -200,6 +200,12 @@ class Span {
 public:
     Span() noexcept = default;
     Span(T* data, std::size_t size) noexcept : data_(data), size_(size) {}
+    /// All of a vector, an array, or what else has data() and size(). Not the contents: they must
+    /// outlive the span.
+    template <typename Container,
+              typename Element = std::remove_pointer_t<decltype(std::declval<Container&>().data())>,
+              typename = std::enable_if_t<std::is_convertible_v<Element (*)[], T (*)[]>>>
+    Span(Container& container) noexcept : Span(container.data(), container.size()) {}
 
     T* data() const noexcept { return data_; }
     std::size_t size() const noexcept { return size_; }
