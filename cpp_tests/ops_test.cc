@@ -246,6 +246,7 @@ void for_each_layout(Check&& check) {
 
 // --- the cases -------------------------------------------------------------------------------
 
+// The case counts the 37376 bytes that are stored; the rule clears the whole page of 37440.
 TEST(CasesZero, Z01_APackedLayerClearsItsOwnSlots) {
     kvpages_spec spec = mla(256, 512, KVPAGES_DTYPE_U8);
     spec.cache_dtype = "fp8_ds_mla";
@@ -327,6 +328,63 @@ TEST(CasesZero, Z05_GroupsThatOverlayASlab) {
     move(expected, before, 65536, 2 * 65536, 65536);
     move(expected, before, 2 * 65536, 0, 65536);
     EXPECT_TRUE(bytes(c) == expected);
+}
+
+// Blocks are a group's, also in layers that no backend reads.
+TEST(OpsLayouts, LayersWithoutABackendAreClearedAndCopied) {
+    const Model m = model();
+    add(m, "unread", full(16, 1, 8));
+    add(m, "read", full(16, 1, 8), backend(packed_nhd));
+    const Cache c = cache(plan_of_blocks(m, 3));
+    const Ops o = ops(c);
+    const std::size_t page = 16 * 2 * 8 * 2;
+    Bytes expected = filled(c);
+    ASSERT_EQ(expected.size(), 2 * 3 * page);
+    must(zero(o, {1}));
+    clear(expected, page, 2 * page);
+    clear(expected, 4 * page, 5 * page);
+    EXPECT_TRUE(bytes(c) == expected);
+    must(copy(o, {{0, 2}}));
+    for (const std::size_t layer : {0u, 3u}) {
+        std::copy_n(expected.begin() + static_cast<std::ptrdiff_t>(layer * page), page,
+                    expected.begin() + static_cast<std::ptrdiff_t>((layer + 2) * page));
+    }
+    EXPECT_TRUE(bytes(c) == expected);
+    // Callers number the layers that have views.
+    const std::vector<std::size_t> second{1};
+    const kvpages_block_selection chosen = layers(second);
+    EXPECT_EQ(zero(o, {1}, &chosen), KVPAGES_STATUS_NOT_FOUND);
+}
+
+// The same slot is in another block of a layer that stores fewer of each.
+TEST(OpsHostile, LayersOfDifferentBlockSlots) {
+    const Model m = model();
+    kvpages_spec narrow = mla(256, 64, KVPAGES_DTYPE_F32), wide = narrow;
+    narrow.compress_ratio = 128;
+    wide.compress_ratio = 4;
+    add(m, "narrow", narrow, backend(latent));
+    add(m, "wide", wide, backend(latent));
+    Parts parts;
+    parts.num_blocks = 6;
+    parts.groups = {{{"narrow", "wide"}, 0}};
+    parts.tensors = {{6 * 2 * 256, {"narrow"}}, {6 * 64 * 256, {"wide"}}};
+    const Cache c = cache(plan_from(m, parts));
+    const Ops o = ops(c);
+    const Bytes before = filled(c);
+    const std::vector<float> row(64, 1.0f);
+    std::vector<kvpages_kv_rows> both(2);
+    both[1].layer = 1;
+    both[0].keys = both[1].keys = row.data();
+    const std::int64_t slot = 10;
+    kvpages_kv_write write = KVPAGES_KV_WRITE_INIT;
+    write.layers = both.data();
+    write.num_layers = 2;
+    write.slots = &slot;
+    write.num_slots = 1;
+    write.dtype = KVPAGES_DTYPE_F32;
+    EXPECT_TRUE(fails(kvpages_ops_write_kv(o.get(), &write), KVPAGES_STATUS_INVALID_ARGUMENT,
+                      "block_slots_differ", {"narrow", "2", "wide", "64"}));
+    EXPECT_TRUE(bytes(c) == before);
 }
 
 TEST(CasesZero, Z07_StatePagesAreClearedWhole) {

@@ -3,6 +3,8 @@
 #include "convert.h"
 #include "rows.h"
 
+#include <stddef.h>
+
 #define KVP_HOST extern "C" __attribute__((visibility("hidden"))) void
 
 namespace kvp {
@@ -23,6 +25,40 @@ enum Form : uint32_t {
     kScaledInt4 = 9,
     kPackedLatent = 10,
 };
+
+// Both sides say where each field is, and neither compiles when it is elsewhere.
+static_assert(offsetof(Piece, data) == 0);
+static_assert(offsetof(Piece, step) == 8);
+static_assert(offsetof(Piece, span) == 16);
+static_assert(sizeof(Piece) == 24);
+static_assert(offsetof(Move, from) == 0);
+static_assert(offsetof(Move, to) == 4);
+static_assert(sizeof(Move) == 8);
+static_assert(offsetof(Rows, cache) == 0);
+static_assert(offsetof(Rows, keys) == 8);
+static_assert(offsetof(Rows, values) == 16);
+static_assert(offsetof(Rows, key_token) == 24);
+static_assert(offsetof(Rows, key_head) == 32);
+static_assert(offsetof(Rows, value_token) == 40);
+static_assert(offsetof(Rows, value_head) == 48);
+static_assert(offsetof(Rows, kernel_block) == 56);
+static_assert(offsetof(Rows, token) == 64);
+static_assert(offsetof(Rows, head) == 72);
+static_assert(offsetof(Rows, content) == 80);
+static_assert(offsetof(Rows, value) == 88);
+static_assert(offsetof(Rows, kernel_block_slots) == 96);
+static_assert(offsetof(Rows, heads) == 104);
+static_assert(offsetof(Rows, key_elements) == 112);
+static_assert(offsetof(Rows, value_elements) == 120);
+static_assert(offsetof(Rows, element) == 128);
+static_assert(offsetof(Rows, key_scale) == 136);
+static_assert(offsetof(Rows, value_scale) == 140);
+static_assert(sizeof(Rows) == 144);
+static_assert(offsetof(Slots, slots) == 0);
+static_assert(offsetof(Slots, blocks) == 8);
+static_assert(offsetof(Slots, block_slots) == 16);
+static_assert(offsetof(Slots, count) == 24);
+static_assert(sizeof(Slots) == 32);
 
 // Calls `body(cell, row, count)` for all rows that mean a slot, as many at a time as lie together.
 template <typename Body>

@@ -2891,7 +2891,8 @@ typedef struct kvpages_block_selection {
      */
     size_t num_groups;
     /**
-     * Numbers of layers. May be NULL when num_layers is 0.
+     * Numbers of layers in the cache, which leaves out those without views. May be
+     * NULL when num_layers is 0.
      */
     const size_t *layers;
     /**
@@ -2926,7 +2927,8 @@ typedef struct kvpages_block_copy {
  */
 typedef struct kvpages_kv_rows {
     /**
-     * Number of the layer in the cache.
+     * Number of the layer in the cache, which leaves out those without views: not
+     * the number in the model.
      */
     size_t layer;
     /**
@@ -2986,9 +2988,11 @@ typedef struct kvpages_kv_write {
      */
     size_t num_layers;
     /**
-     * The slot of each row in the layers' group: block id * slots of a block +
-     * slot in the block. Rows of slot -1 are skipped. Two rows of one slot leave
-     * either. May be NULL when num_slots is 0.
+     * The slot of each row in the layers' group. A layer that is compressed stores
+     * fewer slots than a block has tokens: its slot is the token's divided by
+     * compress_ratio, and all layers of a call store as many of each block. Rows of
+     * slot -1 are skipped. Two rows of one slot leave either. May be NULL when
+     * num_slots is 0.
      */
     const int64_t *slots;
     /**
@@ -3015,7 +3019,8 @@ typedef struct kvpages_kv_write {
  */
 typedef struct kvpages_kv_rows_out {
     /**
-     * Number of the layer in the cache.
+     * Number of the layer in the cache, which leaves out those without views: not
+     * the number in the model.
      */
     size_t layer;
     /**
@@ -3075,7 +3080,7 @@ typedef struct kvpages_kv_gather {
      */
     size_t num_layers;
     /**
-     * The slot of each row. The room of a row of slot -1 stays as it is. May be
+     * The slot of each row, as in kvpages_kv_write. The room of a row of slot -1 stays as it is. May be
      * NULL when num_slots is 0.
      */
     const int64_t *slots;
@@ -4601,8 +4606,9 @@ KVPAGES_API void kvpages_ops_destroy(struct kvpages_ops *ops);
 
 /**
  * Clears blocks: in every layer chosen the whole page of each block, padding
- * included, of attention and of states alike. Memory that layers share is cleared
- * as far as the widest chosen page reaches, and nothing else.
+ * included, of attention and of states alike. Layers that no backend reads are
+ * cleared with their group. Memory that layers share is cleared as far as the
+ * widest chosen page reaches, and nothing else.
  *
  * @param ops            Not NULL. The call has it for itself.
  * @param block_ids      Borrowed; of manager blocks, not of kernel blocks. May be
@@ -4663,7 +4669,8 @@ kvpages_status kvpages_ops_copy_blocks(struct kvpages_ops *ops,
  * @param write  Borrowed, with its arrays and rows. Not NULL; struct_size set.
  * @retval KVPAGES_STATUS_INVALID_ARGUMENT  A slot is out of range (kind
  *         "slot_out_of_range"), layers are of several groups
- *         ("layers_of_several_groups"), or rows do not fit a layer.
+ *         ("layers_of_several_groups") or store different numbers of slots of each
+ *         block ("block_slots_differ"), or rows do not fit a layer.
  * @retval KVPAGES_STATUS_NOT_FOUND  There is no such layer.
  * @retval KVPAGES_STATUS_UNSUPPORTED  Rows of this type cannot be stored in a
  *         layer of this kind; the message says what can.

@@ -25,6 +25,7 @@ pub struct Blueprint {
     alignment: u64,
     total_bytes: u64,
     layers: Vec<LayerViews>,
+    unread: Vec<UnreadPages>,
     views: Vec<View>,
     regions: Vec<Region>,
     /// For each layer of the model its place in `layers`.
@@ -47,6 +48,19 @@ pub struct LayerViews {
     /// Tokens of a kernel block of the group.
     pub kernel_block_size: u64,
     views: Range<usize>,
+}
+
+/// The pages of a layer that no backend reads, so that it has no view.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct UnreadPages {
+    /// The layer's number in the model.
+    pub layer: usize,
+    /// The group whose block table the layer follows.
+    pub group: usize,
+    /// The allocation that holds the pages.
+    pub allocation: usize,
+    /// Which bytes they are: whole pages, one for each block.
+    pub runs: BlockRuns,
 }
 
 /// One piece of memory in which blocks lie at a constant distance.
@@ -165,6 +179,11 @@ impl Blueprint {
         &self.layers
     }
 
+    /// The pages that no backend reads. The views say nothing of them, but blocks are theirs too.
+    pub fn unread(&self) -> &[UnreadPages] {
+        &self.unread
+    }
+
     /// The views of a layer: one of an attention layer, one for each state of a state layer.
     pub fn views(&self, layer: &LayerViews) -> &[View] {
         &self.views[layer.views.clone()]
@@ -209,6 +228,7 @@ struct Draft<'a> {
     allocations: Vec<u64>,
     alignment: u64,
     views: Vec<View>,
+    unread: Vec<UnreadPages>,
     regions: Vec<Region>,
     /// For each layer of the model where its own pages are.
     placed: Vec<Option<Placed>>,
@@ -246,6 +266,7 @@ impl<'a> Draft<'a> {
             allocations: Vec::with_capacity(plan.tensors.len()),
             alignment: alignment.unwrap_or(1).max(MIN_ALIGNMENT),
             views: Vec::with_capacity(num_layers),
+            unread: Vec::new(),
             regions: Vec::with_capacity(plan.tensors.len()),
             placed: vec![None; num_layers],
         }
@@ -286,15 +307,23 @@ impl<'a> Draft<'a> {
                 };
                 let first_view = self.views.len();
                 self.push_views(layer, member, &pages)?;
-                let Some(view) = self.views.get(first_view) else {
-                    continue;
-                };
+                let view = self.views.get(first_view);
+                let runs = view.map_or_else(|| pages.runs(), |view| view.runs);
                 owned.push(Owned {
                     layer: &self.layer(layer).name,
                     group: member.group,
-                    runs: view.runs,
+                    runs,
                 });
-                region.get_or_insert(view.runs);
+                if view.is_none() {
+                    self.unread.push(UnreadPages {
+                        layer,
+                        group: member.group,
+                        allocation,
+                        runs,
+                    });
+                    continue;
+                }
+                region.get_or_insert(runs);
                 self.placed[layer] = Some(Placed {
                     allocation,
                     pages,
@@ -459,6 +488,7 @@ impl<'a> Draft<'a> {
             allocations: self.allocations,
             alignment: self.alignment,
             layers,
+            unread: self.unread,
             views: self.views,
             regions: self.regions,
             place,

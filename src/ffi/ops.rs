@@ -59,7 +59,8 @@ pub struct kvpages_block_selection {
     pub groups: *const u64,
     /// Groups listed.
     pub num_groups: usize,
-    /// Numbers of layers. May be NULL when num_layers is 0.
+    /// Numbers of layers in the cache, which leaves out those without views. May be
+    /// NULL when num_layers is 0.
     pub layers: *const usize,
     /// Layers listed.
     pub num_layers: usize,
@@ -83,7 +84,8 @@ pub struct kvpages_block_copy {
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct kvpages_kv_rows {
-    /// Number of the layer in the cache.
+    /// Number of the layer in the cache, which leaves out those without views: not
+    /// the number in the model.
     pub layer: usize,
     /// The first token's keys, or latent. Not NULL.
     pub keys: *const c_void,
@@ -111,7 +113,8 @@ pub struct kvpages_kv_rows {
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct kvpages_kv_rows_out {
-    /// Number of the layer in the cache.
+    /// Number of the layer in the cache, which leaves out those without views: not
+    /// the number in the model.
     pub layer: usize,
     /// Room for the first token's keys, or latent. Not NULL.
     pub keys: *mut c_void,
@@ -145,9 +148,11 @@ pub struct kvpages_kv_write {
     pub layers: *const kvpages_kv_rows,
     /// Layers listed.
     pub num_layers: usize,
-    /// The slot of each row in the layers' group: block id * slots of a block +
-    /// slot in the block. Rows of slot -1 are skipped. Two rows of one slot leave
-    /// either. May be NULL when num_slots is 0.
+    /// The slot of each row in the layers' group. A layer that is compressed stores
+    /// fewer slots than a block has tokens: its slot is the token's divided by
+    /// compress_ratio, and all layers of a call store as many of each block. Rows of
+    /// slot -1 are skipped. Two rows of one slot leave either. May be NULL when
+    /// num_slots is 0.
     pub slots: *const i64,
     /// Rows.
     pub num_slots: usize,
@@ -169,7 +174,7 @@ pub struct kvpages_kv_gather {
     pub layers: *const kvpages_kv_rows_out,
     /// Layers listed.
     pub num_layers: usize,
-    /// The slot of each row. The room of a row of slot -1 stays as it is. May be
+    /// The slot of each row, as in kvpages_kv_write. The room of a row of slot -1 stays as it is. May be
     /// NULL when num_slots is 0.
     pub slots: *const i64,
     /// Rows. 0 when block_ids are given.
@@ -215,23 +220,44 @@ pub unsafe extern "C" fn kvpages_ops_create(
 
 fn operations(cache: &Cache, config: &kvpages_ops_config) -> Result<Ops, Failure> {
     let blueprint = cache.blueprint();
-    let mut layers = Vec::with_capacity(blueprint.layers().len());
+    let model = blueprint.model();
+    let of = |layer: usize, group, allocation, runs, read| {
+        let name = &*model.layers()[layer].name;
+        let memory = cache.allocations().get(allocation).ok_or_else(|| {
+            Failure::internal(format!("a bug in kvpages: layer {name} has no allocation"))
+        })?;
+        Ok::<_, Failure>(LayerMemory {
+            name,
+            group,
+            allocation,
+            data: memory.data(),
+            allocation_bytes: memory.bytes(),
+            runs,
+            read,
+        })
+    };
+    let mut layers = Vec::with_capacity(blueprint.layers().len() + blueprint.unread().len());
     for layer in blueprint.layers() {
-        let Some(allocation) = cache.allocations().get(layer.allocation) else {
-            return Err(Failure::internal(format!(
-                "a bug in kvpages: layer {} has no allocation",
-                blueprint.name(layer)
-            )));
+        // A layer with views has at least one.
+        let Some(view) = blueprint.views(layer).first() else {
+            continue;
         };
-        layers.push(LayerMemory {
-            name: blueprint.name(layer),
-            group: layer.group,
-            allocation: layer.allocation,
-            data: allocation.data(),
-            allocation_bytes: allocation.bytes(),
-            spec: &layer.spec,
-            views: blueprint.views(layer),
-        });
+        layers.push(of(
+            layer.layer,
+            layer.group,
+            layer.allocation,
+            view.runs,
+            Some((&*layer.spec, view)),
+        )?);
+    }
+    for pages in blueprint.unread() {
+        layers.push(of(
+            pages.layer,
+            pages.group,
+            pages.allocation,
+            pages.runs,
+            None,
+        )?);
     }
     let config = OpsConfig {
         num_blocks: blueprint.num_blocks(),
@@ -253,8 +279,9 @@ pub unsafe extern "C" fn kvpages_ops_destroy(ops: *mut kvpages_ops) {
 }
 
 /// Clears blocks: in every layer chosen the whole page of each block, padding
-/// included, of attention and of states alike. Memory that layers share is cleared
-/// as far as the widest chosen page reaches, and nothing else.
+/// included, of attention and of states alike. Layers that no backend reads are
+/// cleared with their group. Memory that layers share is cleared as far as the
+/// widest chosen page reaches, and nothing else.
 ///
 /// @param ops            Not NULL. The call has it for itself.
 /// @param block_ids      Borrowed; of manager blocks, not of kernel blocks. May be
@@ -337,7 +364,8 @@ pub unsafe extern "C" fn kvpages_ops_copy_blocks(
 /// @param write  Borrowed, with its arrays and rows. Not NULL; struct_size set.
 /// @retval KVPAGES_STATUS_INVALID_ARGUMENT  A slot is out of range (kind
 ///         "slot_out_of_range"), layers are of several groups
-///         ("layers_of_several_groups"), or rows do not fit a layer.
+///         ("layers_of_several_groups") or store different numbers of slots of each
+///         block ("block_slots_differ"), or rows do not fit a layer.
 /// @retval KVPAGES_STATUS_NOT_FOUND  There is no such layer.
 /// @retval KVPAGES_STATUS_UNSUPPORTED  Rows of this type cannot be stored in a
 ///         layer of this kind; the message says what can.

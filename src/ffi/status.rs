@@ -420,9 +420,7 @@ impl From<OpsError> for Failure {
     fn from(error: OpsError) -> Failure {
         let status = match &error {
             OpsError::NoMemory { .. } => kvpages_status::OutOfHostMemory,
-            OpsError::NoLayer { .. } | OpsError::NoGroup { .. } | OpsError::NoView { .. } => {
-                kvpages_status::NotFound
-            }
+            OpsError::NoLayer { .. } | OpsError::NoGroup { .. } => kvpages_status::NotFound,
             OpsError::NotSupported { .. } => kvpages_status::Unsupported,
             OpsError::RowsMissing { .. } => kvpages_status::NullArgument,
             _ => kvpages_status::InvalidArgument,

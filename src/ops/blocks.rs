@@ -2,7 +2,6 @@
 
 use super::kernel::{self, Move, Piece, SPARE};
 use super::{LayerMemory, Ops, OpsConfig, OpsError};
-use crate::view::BlockRuns;
 
 /// Which layers' blocks a call means.
 #[derive(Debug, Clone, Copy)]
@@ -42,7 +41,8 @@ pub(super) struct Place {
 }
 
 impl Place {
-    pub(super) fn of(layer: &LayerMemory<'_>, runs: &BlockRuns) -> Place {
+    pub(super) fn of(layer: &LayerMemory<'_>) -> Place {
+        let runs = &layer.runs;
         Place {
             allocation: layer.allocation,
             offset: runs.offset_bytes,
@@ -394,8 +394,8 @@ impl Ops {
                     of_group.for_each(&mut widen);
                 }
                 for &layer in layers {
-                    let num_layers = self.layers.len();
-                    let found = self.layers.get(layer);
+                    let num_layers = self.num_layers;
+                    let found = self.layers[..num_layers].get(layer);
                     widen(found.ok_or(OpsError::NoLayer { layer, num_layers })?);
                 }
             }

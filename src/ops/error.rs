@@ -12,12 +12,6 @@ pub enum OpsError {
         /// Bytes asked for.
         bytes: u64,
     },
-    /// A layer without a view.
-    #[error("layer {layer} has no view")]
-    NoView {
-        /// The layer.
-        layer: String,
-    },
     /// A layer that is not there.
     #[error("layer {layer} is not there, the cache has {num_layers} layers")]
     NoLayer {
@@ -102,6 +96,20 @@ pub enum OpsError {
         /// Its group.
         second_group: usize,
     },
+    /// Rows of one token in layers that store another number of slots for it.
+    #[error(
+        "layers {first} and {second} store {first_slots} and {second_slots} slots of each block; write them in calls of their own"
+    )]
+    SeveralBlockSlots {
+        /// A layer.
+        first: String,
+        /// Slots that it stores of each block.
+        first_slots: u64,
+        /// A layer with another number.
+        second: String,
+        /// Its number.
+        second_slots: u64,
+    },
     /// Rows that the library cannot store or read.
     #[error("layer {layer}: {reason}")]
     NotSupported {
@@ -158,9 +166,7 @@ impl OpsError {
         match self {
             OpsError::NoConcurrency => "max_concurrency",
             OpsError::NoMemory { .. } => "out_of_host_memory",
-            OpsError::NoView { .. } | OpsError::NoLayer { .. } | OpsError::NoGroup { .. } => {
-                "not_found"
-            }
+            OpsError::NoLayer { .. } | OpsError::NoGroup { .. } => "not_found",
             OpsError::BlockOutOfRange { .. } => "block_id_out_of_range",
             OpsError::BlockTwice { .. } => "duplicate_block_id",
             OpsError::TooManyBlocks { .. } => "too_many_block_ids",
@@ -168,6 +174,7 @@ impl OpsError {
             OpsError::NotMultipleOfBlocks { .. } => "copy_not_multiple_of_blocks",
             OpsError::SlotOutOfRange { .. } => "slot_out_of_range",
             OpsError::SeveralGroups { .. } => "layers_of_several_groups",
+            OpsError::SeveralBlockSlots { .. } => "block_slots_differ",
             OpsError::NotSupported { .. } => "rows_not_supported",
             OpsError::RowsMissing { .. } => "null_argument",
             OpsError::RowsNotStored { .. } => "rows_not_stored",

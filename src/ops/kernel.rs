@@ -55,6 +55,43 @@ pub(super) struct Slots {
     pub count: u64,
 }
 
+// `kernels/host.cc` says the same; neither side compiles when a field is elsewhere.
+const _: () = {
+    use std::mem::{offset_of, size_of};
+    assert!(offset_of!(Piece, data) == 0);
+    assert!(offset_of!(Piece, step) == 8);
+    assert!(offset_of!(Piece, span) == 16);
+    assert!(size_of::<Piece>() == 24);
+    assert!(offset_of!(Move, from) == 0);
+    assert!(offset_of!(Move, to) == 4);
+    assert!(size_of::<Move>() == 8);
+    assert!(offset_of!(Rows, cache) == 0);
+    assert!(offset_of!(Rows, keys) == 8);
+    assert!(offset_of!(Rows, values) == 16);
+    assert!(offset_of!(Rows, key_token) == 24);
+    assert!(offset_of!(Rows, key_head) == 32);
+    assert!(offset_of!(Rows, value_token) == 40);
+    assert!(offset_of!(Rows, value_head) == 48);
+    assert!(offset_of!(Rows, kernel_block) == 56);
+    assert!(offset_of!(Rows, token) == 64);
+    assert!(offset_of!(Rows, head) == 72);
+    assert!(offset_of!(Rows, content) == 80);
+    assert!(offset_of!(Rows, value) == 88);
+    assert!(offset_of!(Rows, kernel_block_slots) == 96);
+    assert!(offset_of!(Rows, heads) == 104);
+    assert!(offset_of!(Rows, key_elements) == 112);
+    assert!(offset_of!(Rows, value_elements) == 120);
+    assert!(offset_of!(Rows, element) == 128);
+    assert!(offset_of!(Rows, key_scale) == 136);
+    assert!(offset_of!(Rows, value_scale) == 140);
+    assert!(size_of::<Rows>() == 144);
+    assert!(offset_of!(Slots, slots) == 0);
+    assert!(offset_of!(Slots, blocks) == 8);
+    assert!(offset_of!(Slots, block_slots) == 16);
+    assert!(offset_of!(Slots, count) == 24);
+    assert!(size_of::<Slots>() == 32);
+};
+
 /// The type of rows that are converted.
 #[repr(u32)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

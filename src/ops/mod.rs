@@ -20,7 +20,7 @@ pub use rows::{Gather, LayerRows, RowSlots, Write};
 use std::ptr::NonNull;
 
 use crate::spec::Spec;
-use crate::view::View;
+use crate::view::{BlockRuns, View};
 use blocks::{Blocks, Place};
 use rows::Stored;
 
@@ -37,10 +37,10 @@ pub struct LayerMemory<'a> {
     pub data: NonNull<u8>,
     /// Bytes of the allocation.
     pub allocation_bytes: u64,
-    /// What it stores.
-    pub spec: &'a Spec,
-    /// Its views, all proven. Layers without any cannot be operated on.
-    pub views: &'a [View],
+    /// Where its pages are.
+    pub runs: BlockRuns,
+    /// What it stores, and its first view, proven; none when no backend says how its pages are read.
+    pub read: Option<(&'a Spec, &'a View)>,
 }
 
 /// What a cache's operations are made for.
@@ -60,6 +60,8 @@ pub struct OpsConfig {
 #[derive(Debug)]
 pub struct Ops {
     layers: Vec<Layer>,
+    /// Layers that callers can name: the first ones.
+    num_layers: usize,
     num_groups: usize,
     blocks: Blocks,
 }
@@ -77,7 +79,8 @@ struct Layer {
 }
 
 impl Ops {
-    /// Prepares operations on `layers`, those of one cache in its order.
+    /// Prepares operations on `layers`, those of one cache in its order. Layers without a view come
+    /// last and have no number: their blocks are cleared and copied with those of their group.
     ///
     /// # Safety
     /// The layers' memory is the host's, holds what the views say, and stays where it is as long as
@@ -88,33 +91,33 @@ impl Ops {
         }
         let mut places: Vec<Place> = Vec::with_capacity(layers.len());
         for layer in layers {
-            let view = layer.views.first();
-            let place = view.map(|view| Place::of(layer, &view.runs));
-            if let Some(place) = place.filter(|place| !places.iter().any(|p| p.is_at(place))) {
+            let place = Place::of(layer);
+            if !places.iter().any(|known| known.is_at(&place)) {
                 places.push(place);
             }
         }
         places.sort_by_key(|place| (place.allocation, place.offset));
         let mut kept = Vec::with_capacity(layers.len());
         for layer in layers {
-            let Some(view) = layer.views.first() else {
-                return Err(OpsError::NoView {
-                    layer: layer.name.to_owned(),
-                });
-            };
-            let at = Place::of(layer, &view.runs);
+            let at = Place::of(layer);
             let place = places.iter().position(|known| known.is_at(&at));
             kept.push(Layer {
                 name: layer.name.into(),
                 group: layer.group,
                 // Every layer's place was put there above.
                 place: place.unwrap_or(0),
-                span: view.runs.span_bytes,
-                stored: Stored::of(layer, view).map_err(String::into_boxed_str),
+                span: layer.runs.span_bytes,
+                stored: match layer.read {
+                    Some((spec, view)) => {
+                        Stored::of(layer, spec, view).map_err(String::into_boxed_str)
+                    }
+                    None => Err("no backend says how its pages are read".into()),
+                },
             });
         }
         let blocks = Blocks::new(places, config)?;
         Ok(Ops {
+            num_layers: layers.iter().filter(|layer| layer.read.is_some()).count(),
             layers: kept,
             num_groups: config.num_groups,
             blocks,
@@ -122,9 +125,10 @@ impl Ops {
     }
 
     fn layer(&self, layer: usize) -> Result<&Layer, OpsError> {
-        self.layers.get(layer).ok_or(OpsError::NoLayer {
+        let found = self.layers[..self.num_layers].get(layer);
+        found.ok_or(OpsError::NoLayer {
             layer,
-            num_layers: self.layers.len(),
+            num_layers: self.num_layers,
         })
     }
 }

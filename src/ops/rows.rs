@@ -101,8 +101,8 @@ unsafe impl Sync for Stored {}
 
 impl Stored {
     /// How rows are stored in a view; why they are not, in words that follow the layer's name.
-    pub(super) fn of(layer: &LayerMemory<'_>, view: &View) -> Result<Stored, String> {
-        let (Spec::Attention(spec), Some(axes)) = (layer.spec, view.axes) else {
+    pub(super) fn of(layer: &LayerMemory<'_>, spec: &Spec, view: &View) -> Result<Stored, String> {
+        let (Spec::Attention(spec), Some(axes)) = (spec, view.axes) else {
             return Err("it keeps states; rows of tokens are those of attention layers".to_owned());
         };
         let fields = spec.fields();
@@ -415,20 +415,27 @@ impl Ops {
         layers: impl Iterator<Item = LayerRows> + Clone,
         body: Body,
     ) -> Result<(), OpsError> {
-        let mut first: Option<&super::Layer> = None;
+        let mut first: Option<(&super::Layer, &Stored)> = None;
         let mut checked_slots = u64::MAX;
         for given in layers.clone() {
             let (layer, stored) = self.stored(given.layer)?;
-            match first {
-                Some(first) if first.group != layer.group => {
-                    return Err(OpsError::SeveralGroups {
-                        first: first.name.to_string(),
-                        first_group: first.group,
-                        second: layer.name.to_string(),
-                        second_group: layer.group,
-                    });
-                }
-                _ => first = Some(layer),
+            let (first, first_stored) = *first.get_or_insert((layer, stored));
+            if first.group != layer.group {
+                return Err(OpsError::SeveralGroups {
+                    first: first.name.to_string(),
+                    first_group: first.group,
+                    second: layer.name.to_string(),
+                    second_group: layer.group,
+                });
+            }
+            // The same slot would be in another block.
+            if first_stored.block_slots != stored.block_slots {
+                return Err(OpsError::SeveralBlockSlots {
+                    first: first.name.to_string(),
+                    first_slots: first_stored.block_slots,
+                    second: layer.name.to_string(),
+                    second_slots: stored.block_slots,
+                });
             }
             self.prepare(call, &given, layer, stored)?;
             // Layers of a group nearly always have the same number of slots.

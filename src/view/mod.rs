@@ -72,6 +72,20 @@ pub struct Pages {
     pub page_by_page: bool,
 }
 
+impl Pages {
+    /// The pages as they lie when no layout spreads them.
+    pub fn runs(&self) -> BlockRuns {
+        BlockRuns {
+            num_blocks: self.num_blocks,
+            offset_bytes: self.offset_bytes,
+            step_bytes: self.step_bytes,
+            span_bytes: self.page_bytes,
+            runs: 1,
+            run_step_bytes: 0,
+        }
+    }
+}
+
 /// Why a layer has no view.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ViewError {
