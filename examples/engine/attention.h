@@ -32,7 +32,7 @@ inline std::uint16_t to_bf16(float value) {
 class KvView {
 public:
     KvView(const kvpages::Tensor& view, const kvpages_view_axes& axes)
-        : data_(view.data), dtype_(view.dtype), axes_(axes) {}
+        : data_(view.data), is_bf16_(view.dtype == kvpages::Dtype::bf16), axes_(axes) {}
 
     void load_key(std::uint64_t slot, std::uint64_t head, float* row) const {
         load(offset(slot, head), axes_.key_elements, row);
@@ -50,13 +50,13 @@ private:
 
     void load(std::uint64_t at, std::uint64_t count, float* row) const {
         for (std::uint64_t i = 0; i < count; ++i, at += axes_.content_stride) {
-            row[i] = dtype_ == kvpages::Dtype::f32 ? static_cast<const float*>(data_)[at]
-                                                   : from_bf16(static_cast<const std::uint16_t*>(data_)[at]);
+            row[i] = is_bf16_ ? from_bf16(static_cast<const std::uint16_t*>(data_)[at])
+                              : static_cast<const float*>(data_)[at];
         }
     }
 
     const void* data_;
-    kvpages::Dtype dtype_;
+    bool is_bf16_;
     kvpages_view_axes axes_;
 };
 

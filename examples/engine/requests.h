@@ -17,7 +17,7 @@ namespace engine {
 struct Arrival {
     std::uint64_t prompt_length = 0;
     std::uint64_t output_length = 0;
-    std::optional<std::size_t> fork_of;  ///< instead of a prompt: an arrival before it, to go on from
+    std::optional<std::size_t> fork_of;  ///< has no prompt: goes on from this arrival's
 };
 
 struct Request {

@@ -79,12 +79,15 @@ public:
     virtual void end(std::size_t request) = 0;
 
     const Layer& layer() const { return layer_; }
+    /// Of what is stored from what was given.
     const Difference& rows() const { return rows_; }
+    /// Of what is computed from what would be if nothing were rounded to be stored.
     const Difference& outputs() const { return outputs_; }
+    /// Of what is computed from the same, of the same numbers in memory that is not paged.
+    const Difference& paging() const { return paging_; }
 
 protected:
-    Difference rows_;     ///< of what is stored
-    Difference outputs_;  ///< of what is computed from it
+    Difference rows_, outputs_, paging_;
 
 private:
     Layer layer_;
@@ -107,6 +110,7 @@ public:
 
     Outputs run(const Batch& batch, const Metadata& metadata) override {
         write(batch, metadata);
+        if (!is_exact()) keep_what_was_stored(batch, metadata);
         Outputs outputs;
         for (std::size_t i = 0; i < batch.requests.size(); ++i) {
             outputs.push_back(attend_both_ways(*batch.requests[i], i, metadata));
@@ -115,13 +119,20 @@ public:
     }
 
     void begin(std::size_t request, const std::size_t* from) override {
-        contiguous_[request] = from != nullptr ? contiguous_.at(*from) : KeysAndValues{};
+        contiguous_[request] = from != nullptr ? contiguous_.at(*from) : Contiguous{};
     }
 
     void end(std::size_t request) override { contiguous_.erase(request); }
 
 private:
+    struct Contiguous {
+        KeysAndValues given;   ///< before they were rounded to be stored
+        KeysAndValues stored;  ///< after; empty when the format is exact
+    };
+
     std::uint64_t row_elements() const { return layer().num_kv_heads * layer().head_size; }
+
+    bool is_exact() const { return format_.largest_error == 0; }
 
     bool is_quantised() const { return format_.quant_mode != kvpages::QuantMode::none; }
 
@@ -131,7 +142,7 @@ private:
         for (std::size_t i = 0; i < batch.requests.size(); ++i) {
             const Request& request = *batch.requests[i];
             for (std::uint64_t t = request.num_cached; t < batch.seq_len(i); ++t) {
-                project(request.tokens[t], t, rows, contiguous_.at(request.number));
+                project(request.tokens[t], t, rows, contiguous_.at(request.number).given);
             }
         }
         kvpages_kv_rows write{};
@@ -144,14 +155,13 @@ private:
 
     void project(std::int32_t token, std::uint64_t position, KeysAndValues& rows,
                  KeysAndValues& beside) const {
-        const bool is_exact = format_.largest_error == 0;
         for (std::uint64_t i = 0; i < row_elements(); ++i) {
             const std::uint64_t at = position * row_elements() + i;
             const float key = computed(1, token, at), value = computed(2, token, at);
             rows.keys.push_back(key);
             rows.values.push_back(value);
-            beside.keys.push_back(is_exact ? rounded(format_.dtype, key) : key);
-            beside.values.push_back(is_exact ? rounded(format_.dtype, value) : value);
+            beside.keys.push_back(is_exact() ? rounded(format_.dtype, key) : key);
+            beside.values.push_back(is_exact() ? rounded(format_.dtype, value) : value);
         }
     }
 
@@ -161,11 +171,17 @@ private:
         const std::uint64_t first = window != 0 && last >= window ? last - window + 1 : 0;
         const std::vector<float> query = project_query(request.tokens[last], last);
         const Rows paged = is_quantised() ? gathered(i, metadata) : through_view(i, metadata);
-        const Rows beside = in_order(contiguous_.at(request.number));
-        compare_rows(paged, beside, std::max(first, request.num_cached), last);
-        const std::vector<float> output = attend(layer(), query, first, last, paged);
-        outputs_.add(largest_difference(output, attend(layer(), query, first, last, beside)),
-                     output_bound(query));
+        const Contiguous& beside = contiguous_.at(request.number);
+        const auto attend_to = [&](const Rows& rows) {
+            return attend(layer(), query, first, last, rows);
+        };
+        compare_rows(paged, in_order(beside.given), std::max(first, request.num_cached), last);
+        const std::vector<float> output = attend_to(paged);
+        const float difference = largest_difference(output, attend_to(in_order(beside.given)));
+        outputs_.add(difference, output_bound(query));
+        paging_.add(is_exact() ? difference
+                               : largest_difference(output, attend_to(in_order(beside.stored))),
+                    0);
         return output;
     }
 
@@ -193,15 +209,37 @@ private:
         for (std::uint64_t token = 0; token < metadata.seq_len(i); ++token) {
             slots.push_back(static_cast<std::int64_t>(metadata.slot(i, token)));
         }
-        gathered_.keys.resize(slots.size() * row_elements());
-        gathered_.values.resize(slots.size() * row_elements());
+        gathered_ = gather(span(slots));
+        return in_order(gathered_);
+    }
+
+    KeysAndValues gather(kvpages::Span<const std::int64_t> slots) const {
+        KeysAndValues rows;
+        rows.keys.resize(slots.size() * row_elements());
+        rows.values.resize(slots.size() * row_elements());
         kvpages_kv_rows_out room{};
         room.layer = number_;
-        room.keys = gathered_.keys.data();
-        room.values = gathered_.values.data();
+        room.keys = rows.keys.data();
+        room.values = rows.values.data();
         room.key_scale = room.value_scale = format_.scale;
-        ops_.gather({&room, 1}, span(slots), kvpages::Dtype::f32);
-        return in_order(gathered_);
+        ops_.gather({&room, 1}, slots, kvpages::Dtype::f32);
+        return rows;
+    }
+
+    /// Right after it was, so that whatever happens to it later is a difference.
+    void keep_what_was_stored(const Batch& batch, const Metadata& metadata) {
+        const KeysAndValues rows = gather(metadata.new_slots());
+        const auto append = [&](std::vector<float>& to, const std::vector<float>& from,
+                                std::size_t i) {
+            const auto size = static_cast<std::ptrdiff_t>(row_elements());
+            to.insert(to.end(), from.begin() + batch.query_start[i] * size,
+                      from.begin() + batch.query_start[i + 1] * size);
+        };
+        for (std::size_t i = 0; i < batch.requests.size(); ++i) {
+            KeysAndValues& stored = contiguous_.at(batch.requests[i]->number).stored;
+            append(stored.keys, rows.keys, i);
+            append(stored.values, rows.values, i);
+        }
     }
 
     Rows in_order(const KeysAndValues& rows) const {
@@ -249,7 +287,7 @@ private:
     std::size_t number_;
     KvView view_;
     KeysAndValues gathered_;
-    std::map<std::size_t, KeysAndValues> contiguous_;
+    std::map<std::size_t, Contiguous> contiguous_;
 };
 
 /// A state is one entry of each of the layer's views, at the request's only block.
@@ -272,7 +310,7 @@ public:
                 std::vector<float>& beside = contiguous_.at(request.number)[state];
                 update(request.tokens[batch.seq_len(i) - 1], state, block, beside);
                 outputs[i] = load(state, block);
-                outputs_.add(largest_difference(outputs[i], beside), 0);
+                paging_.add(largest_difference(outputs[i], beside), 0);
             }
         }
         return outputs;
