@@ -73,15 +73,19 @@ private:
     static constexpr std::size_t kMaxRunning = 4;
     static constexpr std::uint64_t kChunk = 64;  ///< most tokens of one request in one step
 
+    /// All of an engine's step. A layer stores its keys and values where the slot mapping says,
+    /// and reads them where the block table says: both come with the metadata of its group.
     void step() {
         admit();
-        Batch batch = schedule();
+        const Batch batch = schedule();
         append_blocks(batch);
         zero_fresh_blocks();
+
         tables_.apply();
         tables_.gather(span(batch.rows), batch.rows.size());
         tables_.map_slots(span(batch.rows), batch.query_start.data(), span(batch.positions));
         attention_.build(describe(batch));
+
         Outputs outputs;
         for (std::size_t i = 0; i < trials_.size(); ++i) {
             outputs = trials_[i]->run(batch, metadata_of(layer_numbers_[i]));
@@ -92,6 +96,7 @@ private:
 
     // --- admit -----------------------------------------------------------------------------------
 
+    /// Requests wait in the order of their arrival for a row of the tables.
     void admit() {
         for (; next_arrival_ < arrivals_.size() && !free_rows_.empty(); ++next_arrival_) {
             const Arrival& arrival = arrivals_[next_arrival_];
@@ -160,7 +165,7 @@ private:
     // --- prepare ---------------------------------------------------------------------------------
 
     /// Prompts run in chunks, so that requests that are past theirs do not wait for long.
-    Batch schedule() {
+    Batch schedule() const {
         Batch batch;
         for (const auto& request : running_) {
             batch.add(*request, std::min<std::uint64_t>(
@@ -181,8 +186,8 @@ private:
         }
     }
 
-    /// Where layers of different types share memory, and where a layer keeps states, a block's new
-    /// owner must find zeros.
+    /// Where layers of different types share memory, a block's new owner must find zeros: a state
+    /// starts from them. The plan knows whether that is so.
     void zero_fresh_blocks() {
         if (needs_zeroing_) ops_.zero_blocks(span(fresh_));
         fresh_.clear();

@@ -16,7 +16,9 @@ struct CacheFormat {
     kvpages::Dtype dtype = kvpages::Dtype::bf16;
     kvpages::QuantMode quant_mode = kvpages::QuantMode::none;
     float scale = 1;            ///< a stored fp8 number times this is the number meant
-    float largest_error = 0;    ///< of numbers from -1 to 1 that are stored and read
+    /// Of numbers from -1 to 1 that are stored and read. 0: they are rounded to dtype before, so
+    /// that there is none.
+    float largest_error = 0;
 };
 
 /// What the engine itself remembers of a layer. A state layer has no heads.

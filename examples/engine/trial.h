@@ -167,15 +167,23 @@ private:
 
     std::vector<float> attend_both_ways(const Request& request, std::size_t i,
                                         const Metadata& metadata) {
-        const std::uint64_t last = metadata.seq_len(i) - 1, window = layer().sliding_window;
-        const std::uint64_t first = window != 0 && last >= window ? last - window + 1 : 0;
-        const std::vector<float> query = project_query(request.tokens[last], last);
+        const std::uint64_t first = request.num_cached, last = metadata.seq_len(i) - 1;
         const Rows paged = is_quantised() ? gathered(i, metadata) : through_view(i, metadata);
         const Contiguous& beside = contiguous_.at(request.number);
+        compare_rows(paged, in_order(beside.given), first, last);
+        // A model samples from the last token. The first one's window reaches furthest back.
+        if (first < last) attend_both_ways(request.tokens[first], first, paged, beside);
+        return attend_both_ways(request.tokens[last], last, paged, beside);
+    }
+
+    std::vector<float> attend_both_ways(std::int32_t token, std::uint64_t position,
+                                        const Rows& paged, const Contiguous& beside) {
+        const std::vector<float> query = project_query(token, position);
         const auto attend_to = [&](const Rows& rows) {
-            return attend(layer(), query, first, last, rows);
+            const std::uint64_t window = layer().sliding_window;
+            const bool is_cut = window != 0 && position >= window;
+            return attend(layer(), query, is_cut ? position - window + 1 : 0, position, rows);
         };
-        compare_rows(paged, in_order(beside.given), std::max(first, request.num_cached), last);
         const std::vector<float> output = attend_to(paged);
         const float difference = largest_difference(output, attend_to(in_order(beside.given)));
         outputs_.add(difference, output_bound(query));
