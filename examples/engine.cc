@@ -21,6 +21,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <exception>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -64,11 +65,13 @@ void print_counts(const engine::Counts& counts) {
                 static_cast<unsigned long long>(counts.reused_blocks));
 }
 
-std::string names_of(const engine::Loop& loop) {
+/// Such as "1 full, 5 sliding".
+std::string kinds_of(const engine::Loop& loop) {
+    std::map<std::string, int> counts;
+    for (const auto& trial : loop.trials()) ++counts[trial->layer().kind];
     std::string text;
-    for (const auto& trial : loop.trials()) {
-        const engine::Layer& layer = trial->layer();
-        text += (text.empty() ? "" : ", ") + layer.name + " (" + layer.kind + ")";
+    for (const auto& [kind, count] : counts) {
+        text += (text.empty() ? "" : ", ") + std::to_string(count) + " " + kind;
     }
     return text;
 }
@@ -88,8 +91,8 @@ void run(const engine::EngineModel& model, Totals& totals) {
     const engine::Difference paging = largest(loop, &engine::LayerTrial::paging);
     const float difference = std::max(rows.largest, paging.largest);
     print_counts(loop.counts());
-    std::printf("\n  %zu reports hold; %s: max abs diff %g\n\n", num_layers,
-                names_of(loop).c_str(), static_cast<double>(difference));
+    std::printf("\n  %zu reports hold; a layer of each group ran (%s): max abs diff %g\n\n",
+                num_layers, kinds_of(loop).c_str(), static_cast<double>(difference));
     totals.num_layers += num_layers;
     totals.num_steps += loop.counts().steps;
     totals.max_abs_diff = std::max(totals.max_abs_diff, difference);

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <numeric>
 #include <vector>
 
 namespace engine {
@@ -70,9 +71,12 @@ struct Rows {
 };
 
 inline float dot(const float* a, const float* b, std::uint64_t size) {
-    float sum = 0;
-    for (std::uint64_t i = 0; i < size; ++i) sum += a[i] * b[i];
-    return sum;
+    constexpr std::uint64_t lanes = 8;  // sums that do not wait for each other; divides head sizes
+    float sums[lanes] = {};
+    for (std::uint64_t i = 0; i < size; i += lanes) {
+        for (std::uint64_t lane = 0; lane < lanes; ++lane) sums[lane] += a[i + lane] * b[i + lane];
+    }
+    return std::accumulate(sums, sums + lanes, 0.0f);
 }
 
 /// Turns scores into weights that add up to 1.

@@ -31,7 +31,7 @@ struct Counts {
     std::uint64_t reused_blocks = 0;
 };
 
-/// Runs requests on one layer of each kind of a model.
+/// Runs requests on the first layer of each group of a model: these share their memory.
 class Loop {
 public:
     Loop(const EngineModel& model, const kvpages::Plan& plan, const kvpages::Cache& cache)
@@ -47,10 +47,13 @@ public:
             slot_mappings_.push_back(tables_.slots(group));
         }
         windows_.resize(tables_.num_groups());
+        std::vector<bool> has_trial(tables_.num_groups());
         for (std::size_t number = 0; number < model.layers.size(); ++number) {
             const Layer& layer = model.layers[number];
-            windows_[cache.layer(cache.find(layer.name)).group] = layer.sliding_window;
-            if (!has_trial_of(layer.kind)) add_trial(model, number);
+            const std::size_t group = cache.layer(cache.find(layer.name)).group;
+            windows_[group] = layer.sliding_window;
+            if (!has_trial[group]) add_trial(model, number);
+            has_trial[group] = true;
         }
     }
 
@@ -257,11 +260,6 @@ private:
     }
 
     // --- trials ----------------------------------------------------------------------------------
-
-    bool has_trial_of(const std::string& kind) const {
-        return std::any_of(trials_.begin(), trials_.end(),
-                           [&](const auto& trial) { return trial->layer().kind == kind; });
-    }
 
     void add_trial(const EngineModel& model, std::size_t number) {
         const Layer& layer = model.layers[number];
