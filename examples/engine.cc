@@ -42,17 +42,6 @@ std::vector<engine::Arrival> arrivals() {
     };
 }
 
-engine::Difference largest(const engine::Loop& loop,
-                           const engine::Difference& (engine::LayerTrial::*of)() const) {
-    engine::Difference all;
-    for (const auto& trial : loop.trials()) {
-        const engine::Difference& one = (*trial.*of)();
-        all.add(one.largest, one.bound);
-        all.holds = all.holds && one.holds;
-    }
-    return all;
-}
-
 void print_counts(const engine::Counts& counts) {
     std::printf("\n  %7s %7s %9s %6s %12s %14s\n", "steps", "tokens", "requests", "forks",
                 "most blocks", "blocks reused");
@@ -87,16 +76,15 @@ void run(const engine::EngineModel& model, Totals& totals) {
 
     engine::Loop loop(model, plan, cache);
     loop.run(arrivals());
-    const engine::Difference rows = largest(loop, &engine::LayerTrial::rows);
-    const engine::Difference paging = largest(loop, &engine::LayerTrial::paging);
-    const float difference = std::max(rows.largest, paging.largest);
+    const engine::Differences differences = loop.differences();
+    const float difference = std::max(differences.rows.largest, differences.paging.largest);
     print_counts(loop.counts());
     std::printf("\n  %zu reports hold; a layer of each group ran (%s): max abs diff %g\n\n",
                 num_layers, kinds_of(loop).c_str(), static_cast<double>(difference));
     totals.num_layers += num_layers;
     totals.num_steps += loop.counts().steps;
     totals.max_abs_diff = std::max(totals.max_abs_diff, difference);
-    totals.holds = totals.holds && rows.holds && paging.holds;
+    totals.holds = totals.holds && differences.hold();
 }
 
 /// The same requests with a small model, compared with f32 that was never rounded, and with
@@ -107,15 +95,13 @@ void run(const engine::CacheFormat& format, Totals& totals) {
     const kvpages::Cache cache = kvpages::Cache::allocate(plan, kvpages::Memory::host());
     engine::Loop loop(model, plan, cache);
     loop.run(arrivals());
-    const engine::Difference rows = largest(loop, &engine::LayerTrial::rows);
-    const engine::Difference outputs = largest(loop, &engine::LayerTrial::outputs);
-    const engine::Difference paging = largest(loop, &engine::LayerTrial::paging);
+    const auto [rows, outputs, paging] = loop.differences();
     std::printf("  %-19s  %9.6f %9.6f  %9.6f %9.6f  %6g\n", format.name.c_str(),
                 static_cast<double>(rows.largest), static_cast<double>(rows.bound),
                 static_cast<double>(outputs.largest), static_cast<double>(outputs.bound),
                 static_cast<double>(paging.largest));
     totals.num_steps += loop.counts().steps;
-    totals.holds = totals.holds && rows.holds && outputs.holds && paging.holds;
+    totals.holds = totals.holds && loop.differences().hold();
 }
 
 }  // namespace

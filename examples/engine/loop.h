@@ -69,7 +69,18 @@ public:
 
     const Counts& counts() const { return counts_; }
 
-    /// The layers that ran, and how far they were from memory that is not paged.
+    /// The largest of all layers that ran.
+    Differences differences() const {
+        Differences all;
+        for (const auto& trial : trials_) {
+            all.rows.add(trial->differences().rows);
+            all.outputs.add(trial->differences().outputs);
+            all.paging.add(trial->differences().paging);
+        }
+        return all;
+    }
+
+    /// The layers that ran.
     const std::vector<std::unique_ptr<LayerTrial>>& trials() const { return trials_; }
 
 private:

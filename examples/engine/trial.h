@@ -61,6 +61,20 @@ struct Difference {
         }
         holds = holds && difference <= its_bound;
     }
+
+    void add(const Difference& other) {
+        add(other.largest, other.bound);
+        holds = holds && other.holds;
+    }
+};
+
+/// How far what ran in the cache was from what it is compared with.
+struct Differences {
+    Difference rows;     ///< what is stored, from what was given
+    Difference outputs;  ///< results, from those of numbers that were not rounded to be stored
+    Difference paging;   ///< results, from those of the same numbers in memory that is not paged
+
+    bool hold() const { return rows.holds && outputs.holds && paging.holds; }
 };
 
 /// For each request of a batch, what a layer makes of its last token.
@@ -79,15 +93,10 @@ public:
     virtual void end(std::size_t request) = 0;
 
     const Layer& layer() const { return layer_; }
-    /// Of what is stored from what was given.
-    const Difference& rows() const { return rows_; }
-    /// Of what is computed from what would be if nothing were rounded to be stored.
-    const Difference& outputs() const { return outputs_; }
-    /// Of what is computed from the same, of the same numbers in memory that is not paged.
-    const Difference& paging() const { return paging_; }
+    const Differences& differences() const { return differences_; }
 
 protected:
-    Difference rows_, outputs_, paging_;
+    Differences differences_;
 
 private:
     Layer layer_;
@@ -186,10 +195,11 @@ private:
         };
         const std::vector<float> output = attend_to(paged);
         const float difference = largest_difference(output, attend_to(in_order(beside.given)));
-        outputs_.add(difference, output_bound(query));
-        paging_.add(is_exact() ? difference
-                               : largest_difference(output, attend_to(in_order(beside.stored))),
-                    0);
+        differences_.outputs.add(difference, output_bound(query));
+        differences_.paging.add(
+            is_exact() ? difference
+                       : largest_difference(output, attend_to(in_order(beside.stored))),
+            0);
         return output;
     }
 
@@ -268,10 +278,10 @@ private:
             for (std::uint64_t head = 0; head < layer().num_kv_heads; ++head) {
                 paged.load_key(token, head, a.data());
                 beside.load_key(token, head, b.data());
-                rows_.add(largest_difference(a, b), format_.largest_error);
+                differences_.rows.add(largest_difference(a, b), format_.largest_error);
                 paged.load_value(token, head, a.data());
                 beside.load_value(token, head, b.data());
-                rows_.add(largest_difference(a, b), format_.largest_error);
+                differences_.rows.add(largest_difference(a, b), format_.largest_error);
             }
         }
     }
@@ -318,7 +328,7 @@ public:
                 std::vector<float>& beside = contiguous_.at(request.number)[state];
                 update(request.tokens[batch.seq_len(i) - 1], state, block, beside);
                 outputs[i] = load(state, block);
-                paging_.add(largest_difference(outputs[i], beside), 0);
+                differences_.paging.add(largest_difference(outputs[i], beside), 0);
             }
         }
         return outputs;
