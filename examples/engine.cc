@@ -1,14 +1,17 @@
 // What an inference engine does with kvpages, in host memory: it describes its layers, plans,
-// allocates, and gives each layer's view to its kernels.
+// allocates, and then serves requests, step by step, through the views of its cache.
 //
-// engine/models.h    three published models as layers
-// engine/blocks.h    a block allocator and block tables
-// engine/attention.h attention in plain C++ that reads through a view
-// engine/views.h     the table of views, and their reports checked
-// engine/trial.h     requests that run through the views, compared with memory that is not paged
+// engine/models.h     three published models as layers, and small ones for each cache format
+// engine/views.h      the table of views, and their reports checked
+// engine/blocks.h     a block allocator
+// engine/requests.h   requests and batches of them
+// engine/metadata.h   what kernels are told of a step
+// engine/loop.h       the loop: start reading at Loop::step()
+// engine/attention.h  attention in plain C++ that reads through a view
+// engine/trial.h      layers that run in the cache and in memory that is not paged
 
+#include "engine/loop.h"
 #include "engine/models.h"
-#include "engine/trial.h"
 #include "engine/views.h"
 
 #include <kvpages/kvpages.hpp>
@@ -18,14 +21,49 @@
 #include <cstdint>
 #include <cstdio>
 #include <exception>
+#include <map>
+#include <string>
 #include <vector>
 
 namespace {
 
 struct Totals {
     std::size_t num_layers = 0;
-    float max_abs_diff = 0;
+    std::uint64_t num_steps = 0;
+    float max_abs_diff = 0;  ///< of the published models, where it must be 0
+    bool holds = true;
 };
+
+/// None fills its last block, and the first is longer than a sliding window. The last two find no
+/// room until others end, and get blocks that had another owner.
+std::vector<engine::Arrival> arrivals() {
+    return {
+        {1400, 20, {}}, {310, 30, {}}, {47, 12, {}}, {0, 25, 1}, {200, 16, {}}, {90, 10, {}},
+    };
+}
+
+void print_counts(const engine::Counts& counts) {
+    std::printf("\n  %7s %7s %9s %6s %12s %14s\n", "steps", "tokens", "requests", "forks",
+                "most blocks", "blocks reused");
+    std::printf("  %7llu %7llu %9llu %6llu %12llu %14llu\n",
+                static_cast<unsigned long long>(counts.steps),
+                static_cast<unsigned long long>(counts.tokens),
+                static_cast<unsigned long long>(counts.requests),
+                static_cast<unsigned long long>(counts.forks),
+                static_cast<unsigned long long>(counts.most_blocks),
+                static_cast<unsigned long long>(counts.reused_blocks));
+}
+
+/// Such as "1 full, 5 sliding".
+std::string kinds_of(const engine::Loop& loop) {
+    std::map<std::string, int> counts;
+    for (const auto& trial : loop.trials()) ++counts[trial->layer().kind];
+    std::string text;
+    for (const auto& [kind, count] : counts) {
+        text += (text.empty() ? "" : ", ") + std::to_string(count) + " " + kind;
+    }
+    return text;
+}
 
 void run(const engine::EngineModel& model, Totals& totals) {
     std::printf("=== %s ===\n\n", model.name.c_str());
@@ -36,15 +74,34 @@ void run(const engine::EngineModel& model, Totals& totals) {
     engine::print_views(plan, cache);
     const std::size_t num_layers = engine::check_reports(cache);
 
-    // None fills its last block, and the first is longer than a sliding window. The fourth starts
-    // when the third ends, in blocks that had another owner.
-    const std::vector<std::uint64_t> lengths = {1500, 333, 47, 200};
-    engine::ModelTrial trial(model, plan, cache);
-    const float difference = trial.run(lengths);
-    std::printf("\n  %zu reports hold; %zu requests through %s: max abs diff %g\n\n", num_layers,
-                lengths.size(), trial.tried_layers().c_str(), static_cast<double>(difference));
+    engine::Loop loop(model, plan, cache);
+    loop.run(arrivals());
+    const engine::Differences differences = loop.differences();
+    const float difference = std::max(differences.rows.largest, differences.paging.largest);
+    print_counts(loop.counts());
+    std::printf("\n  %zu reports hold; a layer of each group ran (%s): max abs diff %g\n\n",
+                num_layers, kinds_of(loop).c_str(), static_cast<double>(difference));
     totals.num_layers += num_layers;
+    totals.num_steps += loop.counts().steps;
     totals.max_abs_diff = std::max(totals.max_abs_diff, difference);
+    totals.holds = totals.holds && differences.hold();
+}
+
+/// The same requests with a small model, compared with f32 that was never rounded, and with
+/// memory that is not paged and holds what was stored.
+void run(const engine::CacheFormat& format, Totals& totals) {
+    const engine::EngineModel model = engine::small_llama(format);
+    const kvpages::Plan plan = kvpages::Plan::make(model.model, model.plan_config);
+    const kvpages::Cache cache = kvpages::Cache::allocate(plan, kvpages::Memory::host());
+    engine::Loop loop(model, plan, cache);
+    loop.run(arrivals());
+    const auto [rows, outputs, paging] = loop.differences();
+    std::printf("  %-19s  %9.6f %9.6f  %9.6f %9.6f  %6g\n", format.name.c_str(),
+                static_cast<double>(rows.largest), static_cast<double>(rows.bound),
+                static_cast<double>(outputs.largest), static_cast<double>(outputs.bound),
+                static_cast<double>(paging.largest));
+    totals.num_steps += loop.counts().steps;
+    totals.holds = totals.holds && loop.differences().hold();
 }
 
 }  // namespace
@@ -55,9 +112,16 @@ int main() {
         run(engine::llama_3_1_8b(), totals);
         run(engine::gemma_4_26b(), totals);
         run(engine::qwen_3_5_35b(), totals);
+        std::printf("=== cache formats ===\n\n");
+        std::printf("  %-19s  %9s %9s  %9s %9s  %6s\n", "keys and values in", "rows off", "at most",
+                    "result", "at most", "paging");
+        for (const engine::CacheFormat& format : engine::cache_formats()) run(format, totals);
+        std::printf("\nsteps verified: %llu steps, all differences %s\n",
+                    static_cast<unsigned long long>(totals.num_steps),
+                    totals.holds ? "within bounds" : "NOT within bounds");
         std::printf("views verified: %zu layers, max abs diff %g\n", totals.num_layers,
                     static_cast<double>(totals.max_abs_diff));
-        return totals.max_abs_diff == 0 ? 0 : 1;
+        return totals.holds && totals.max_abs_diff == 0 ? 0 : 1;
     } catch (const std::exception& error) {
         std::fprintf(stderr, "engine: %s\n", error.what());
         return 1;

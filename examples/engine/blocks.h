@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <stdexcept>
 #include <vector>
@@ -9,84 +10,102 @@
 namespace engine {
 
 /// Stands for no block: it is never handed out, and nothing is ever written to it.
-constexpr std::uint64_t kNullBlock = 0;
+constexpr std::int32_t kNullBlock = 0;
 
-/// Hands out block ids. All groups draw from one pool.
+/// Hands out block ids and counts who holds them. All groups draw from one pool.
 class BlockPool {
 public:
-    explicit BlockPool(std::uint64_t num_blocks) : num_blocks_(num_blocks) {}
+    explicit BlockPool(std::uint64_t num_blocks) : num_holders_(num_blocks, 0) {}
 
-    struct Block {
-        std::uint64_t id;
-        bool had_an_owner;  ///< then it holds what its last owner left there
-    };
-
-    Block take() {
+    /// A block that nobody holds. What its last owner left in it is still there.
+    std::int32_t take() {
+        std::int32_t id = next_unused_;
         if (!returned_.empty()) {
-            const std::uint64_t id = returned_.back();
+            id = returned_.back();
             returned_.pop_back();
-            return {id, true};
+            ++num_reused_;
+        } else if (static_cast<std::size_t>(next_unused_) < num_holders_.size()) {
+            ++next_unused_;
+        } else {
+            // A larger engine would take blocks from a request that can run again later.
+            throw std::runtime_error("the pool has no free block");
         }
-        if (next_fresh_ == num_blocks_) throw std::runtime_error("the pool has no free block");
-        return {next_fresh_++, false};
+        holders(id) = 1;
+        largest_num_held_ = std::max(largest_num_held_, ++num_held_);
+        return id;
     }
 
-    void give_back(std::uint64_t id) {
-        if (id != kNullBlock) returned_.push_back(id);
+    /// One more request holds the block, and nobody may write to it from now on.
+    void share(std::int32_t id) {
+        if (id != kNullBlock) ++holders(id);
     }
+
+    void give_back(std::int32_t id) {
+        if (id == kNullBlock || --holders(id) > 0) return;
+        returned_.push_back(id);
+        --num_held_;
+    }
+
+    std::uint64_t num_held() const { return num_held_; }
+    std::uint64_t largest_num_held() const { return largest_num_held_; }
+    /// How often a block was handed out that had an owner before.
+    std::uint64_t num_reused() const { return num_reused_; }
 
 private:
-    std::uint64_t num_blocks_;
-    std::uint64_t next_fresh_ = kNullBlock + 1;
-    std::vector<std::uint64_t> returned_;
+    std::uint32_t& holders(std::int32_t id) { return num_holders_[static_cast<std::size_t>(id)]; }
+
+    std::vector<std::uint32_t> num_holders_;
+    std::vector<std::int32_t> returned_;
+    std::int32_t next_unused_ = kNullBlock + 1;
+    std::uint64_t num_held_ = 0;
+    std::uint64_t largest_num_held_ = 0;
+    std::uint64_t num_reused_ = 0;
 };
 
-/// Where a token lies in a view: the kernel block and the place in it.
-struct Slot {
-    std::uint64_t kernel_block;
-    std::uint64_t offset;
-};
-
-/// The blocks that a request holds in one group.
-class BlockTable {
+/// The blocks that a request holds in one group, in the order of its tokens.
+class HeldBlocks {
 public:
-    BlockTable(std::uint64_t block_size, std::uint64_t kernel_block_size)
-        : block_size_(block_size), kernel_block_size_(kernel_block_size) {}
+    explicit HeldBlocks(std::uint64_t block_size) : block_size_(block_size) {}
 
-    std::uint64_t block(std::uint64_t index) const { return blocks_[index]; }
-    void add(std::uint64_t block) { blocks_.push_back(block); }
+    const std::vector<std::int32_t>& ids() const { return ids_; }
 
-    bool holds(std::uint64_t token) const { return token / block_size_ < blocks_.size(); }
-
-    /// A block is block_size / kernel_block_size kernel blocks long, and views count those.
-    Slot slot(std::uint64_t token) const {
-        const std::uint64_t block = blocks_[token / block_size_];
-        const std::uint64_t in_block = token % block_size_;
-        return {block * (block_size_ / kernel_block_size_) + in_block / kernel_block_size_,
-                in_block % kernel_block_size_};
+    /// Takes blocks until there is room for `num_tokens`; returns those that are new.
+    std::vector<std::int32_t> grow(std::uint64_t num_tokens, BlockPool& pool) {
+        const std::size_t num_before = ids_.size();
+        while (ids_.size() * block_size_ < num_tokens) ids_.push_back(pool.take());
+        return {ids_.begin() + static_cast<std::ptrdiff_t>(num_before), ids_.end()};
     }
 
-    /// Gives back all blocks whose tokens are all earlier than `first_needed`. Their places in the
-    /// table stay, as null blocks.
+    /// The same tokens for another request: full blocks are shared, the last one is replaced if
+    /// it has room left, because both will write to it. Then it has to be copied.
+    HeldBlocks fork(std::uint64_t num_tokens, BlockPool& pool) const {
+        HeldBlocks copy = *this;
+        const std::size_t num_full = num_tokens / block_size_;
+        for (std::size_t i = 0; i < ids_.size(); ++i) {
+            if (i < num_full) pool.share(ids_[i]);
+            else copy.ids_[i] = pool.take();
+        }
+        return copy;
+    }
+
+    /// Gives back all blocks whose tokens are all earlier than `first_needed`.
     void release_before(std::uint64_t first_needed, BlockPool& pool) {
-        const std::uint64_t end =
-            std::min<std::uint64_t>(first_needed / block_size_, blocks_.size());
+        const std::size_t end = std::min<std::size_t>(first_needed / block_size_, ids_.size());
         for (; num_released_ < end; ++num_released_) {
-            pool.give_back(blocks_[num_released_]);
-            blocks_[num_released_] = kNullBlock;
+            pool.give_back(ids_[num_released_]);
+            ids_[num_released_] = kNullBlock;
         }
     }
 
     void release_all(BlockPool& pool) {
-        for (const std::uint64_t block : blocks_) pool.give_back(block);
-        blocks_.clear();
+        for (const std::int32_t id : ids_) pool.give_back(id);
+        ids_.clear();
     }
 
 private:
     std::uint64_t block_size_;
-    std::uint64_t kernel_block_size_;
-    std::uint64_t num_released_ = 0;
-    std::vector<std::uint64_t> blocks_;
+    std::size_t num_released_ = 0;
+    std::vector<std::int32_t> ids_;
 };
 
 }  // namespace engine

@@ -1,9 +1,10 @@
-// Runs requests through the views of a cache, and through memory that is not paged beside it.
+// Layers that run through the cache, and through memory that is not paged beside it.
 #pragma once
 
 #include "attention.h"
-#include "blocks.h"
+#include "metadata.h"
 #include "models.h"
+#include "requests.h"
 #include "views.h"
 
 #include <kvpages/kvpages.hpp>
@@ -15,48 +16,24 @@
 #include <cstring>
 #include <map>
 #include <memory>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
 namespace engine {
 
-/// A request and the blocks that it holds in each group.
-struct Request {
-    std::uint64_t number = 0;
-    std::uint64_t length = 0;      ///< tokens in the end
-    std::uint64_t num_tokens = 0;  ///< tokens so far
-    std::vector<BlockTable> tables;
-
-    bool is_done() const { return num_tokens == length; }
-};
-
-/// A number from -1 to 1 that follows from its place alone. It stands for what a model computes.
-inline float computed(std::uint64_t what, std::uint64_t request, std::uint64_t index) {
-    std::uint64_t x = (what * 0x9e3779b97f4a7c15u) ^ (request << 56) ^ index;
+/// A number from -1 to 1 that follows from a token and its place alone. It stands for what a model
+/// computes.
+inline float computed(std::uint64_t what, std::int32_t token, std::uint64_t index) {
+    std::uint64_t x = (what * 0x9e3779b97f4a7c15u) ^
+                      (static_cast<std::uint64_t>(token) << 40) ^ index;
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
     x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
     return static_cast<float>((x ^ (x >> 31)) >> 40) / 8388608.0f - 1.0f;
 }
 
-/// A layer under trial: after each step it says how far the paged result is from the other one.
-class LayerTrial {
-public:
-    LayerTrial(const Layer& layer, std::size_t group) : layer_(layer), group_(group) {}
-    virtual ~LayerTrial() = default;
-
-    /// Runs the tokens from `first` to the request's last.
-    virtual float step(const Request& request, std::uint64_t first) = 0;
-
-    const Layer& layer() const { return layer_; }
-
-protected:
-    const BlockTable& table(const Request& request) const { return request.tables[group_]; }
-
-private:
-    Layer layer_;
-    std::size_t group_;
-};
+inline float rounded(kvpages::Dtype dtype, float value) {
+    return dtype == kvpages::Dtype::bf16 ? from_bf16(to_bf16(value)) : value;
+}
 
 /// The largest difference between two results; throws when there is nothing to compare.
 inline float largest_difference(const std::vector<float>& a, const std::vector<float>& b) {
@@ -71,148 +48,342 @@ inline float largest_difference(const std::vector<float>& a, const std::vector<f
     return largest;
 }
 
+/// The largest of many differences, and what it may be.
+struct Difference {
+    float largest = 0;
+    float bound = 0;
+    bool holds = true;  ///< none is larger than its bound
+
+    void add(float difference, float its_bound) {
+        if (difference >= largest) {
+            largest = difference;
+            bound = its_bound;
+        }
+        holds = holds && difference <= its_bound;
+    }
+
+    void add(const Difference& other) {
+        add(other.largest, other.bound);
+        holds = holds && other.holds;
+    }
+};
+
+/// How far what ran in the cache was from what it is compared with.
+struct Differences {
+    Difference rows;     ///< what is stored, from what was given
+    Difference outputs;  ///< results, from those of numbers that were not rounded to be stored
+    Difference paging;   ///< results, from those of the same numbers in memory that is not paged
+
+    bool hold() const { return rows.holds && outputs.holds && paging.holds; }
+};
+
+/// For each request of a batch, what a layer makes of its last token.
+using Outputs = std::vector<std::vector<float>>;
+
+/// A layer under trial.
+class LayerTrial {
+public:
+    explicit LayerTrial(const Layer& layer) : layer_(layer) {}
+    virtual ~LayerTrial() = default;
+
+    /// Runs a batch, both ways, and compares.
+    virtual Outputs run(const Batch& batch, const Metadata& metadata) = 0;
+    /// What a request begins with in the memory that is not paged; `from` is the one it forks.
+    virtual void begin(std::size_t request, const std::size_t* from) = 0;
+    virtual void end(std::size_t request) = 0;
+
+    const Layer& layer() const { return layer_; }
+    const Differences& differences() const { return differences_; }
+
+protected:
+    Differences differences_;
+
+private:
+    Layer layer_;
+};
+
+/// Keys and values of all tokens of one request, one after another.
+struct KeysAndValues {
+    std::vector<float> keys, values;
+};
+
 class AttentionTrial : public LayerTrial {
 public:
-    AttentionTrial(const kvpages::Cache& cache, const Layer& layer, std::size_t group)
-        : LayerTrial(layer, group),
-          view_(cache.view(layer.name), cache.axes(cache.find(layer.name))) {}
+    AttentionTrial(const kvpages::Cache& cache, const kvpages::Ops& ops, const Layer& layer,
+                   const CacheFormat& format)
+        : LayerTrial(layer),
+          ops_(ops),
+          format_(format),
+          number_(cache.find(layer.name)),
+          view_(cache.view(number_), cache.axes(number_)) {}
 
-    float step(const Request& request, std::uint64_t first) override {
-        for (std::uint64_t token = first; token < request.num_tokens; ++token) {
-            write(request, token);
+    Outputs run(const Batch& batch, const Metadata& metadata) override {
+        write(batch, metadata);
+        if (!is_exact()) keep_what_was_stored(batch, metadata);
+        Outputs outputs;
+        for (std::size_t i = 0; i < batch.requests.size(); ++i) {
+            outputs.push_back(attend_both_ways(*batch.requests[i], i, metadata));
         }
-        return compare(request, request.num_tokens - 1);
+        return outputs;
     }
+
+    void begin(std::size_t request, const std::size_t* from) override {
+        contiguous_[request] = from != nullptr ? contiguous_.at(*from) : Contiguous{};
+    }
+
+    void end(std::size_t request) override { contiguous_.erase(request); }
 
 private:
     struct Contiguous {
-        std::vector<float> keys, values;
+        KeysAndValues given;   ///< before they were rounded to be stored
+        KeysAndValues stored;  ///< after; empty when the format is exact
     };
 
-    /// Writes a token's keys and values to its slot, and behind those of the token before it.
-    void write(const Request& request, std::uint64_t token) {
-        const Slot slot = table(request).slot(token);
-        Contiguous& beside = contiguous_[request.number];
-        for (std::uint64_t head = 0; head < layer().num_kv_heads; ++head) {
-            for (std::uint64_t i = 0; i < layer().head_size; ++i) {
-                const std::uint64_t at = row(token, head) + i;
-                const std::uint16_t key = to_bf16(computed(1, request.number, at));
-                const std::uint16_t value = to_bf16(computed(2, request.number, at));
-                view_.key(slot.kernel_block, slot.offset, head, i) = key;
-                view_.value(slot.kernel_block, slot.offset, head, i) = value;
-                beside.keys.push_back(from_bf16(key));
-                beside.values.push_back(from_bf16(value));
+    std::uint64_t row_elements() const { return layer().num_kv_heads * layer().head_size; }
+
+    bool is_exact() const { return format_.largest_error == 0; }
+
+    bool is_quantised() const { return format_.quant_mode != kvpages::QuantMode::none; }
+
+    /// Stores the keys and values of the step's tokens, and behind those of the tokens before.
+    void write(const Batch& batch, const Metadata& metadata) {
+        KeysAndValues rows;
+        for (std::size_t i = 0; i < batch.requests.size(); ++i) {
+            const Request& request = *batch.requests[i];
+            for (std::uint64_t t = request.num_cached; t < batch.seq_len(i); ++t) {
+                project(request.tokens[t], t, rows, contiguous_.at(request.number).given);
             }
+        }
+        kvpages_kv_rows write{};
+        write.layer = number_;
+        write.keys = rows.keys.data();
+        write.values = rows.values.data();
+        write.key_scale = write.value_scale = format_.scale;
+        ops_.write({&write, 1}, metadata.new_slots(), kvpages::Dtype::f32);
+    }
+
+    void project(std::int32_t token, std::uint64_t position, KeysAndValues& rows,
+                 KeysAndValues& beside) const {
+        for (std::uint64_t i = 0; i < row_elements(); ++i) {
+            const std::uint64_t at = position * row_elements() + i;
+            const float key = computed(1, token, at), value = computed(2, token, at);
+            rows.keys.push_back(key);
+            rows.values.push_back(value);
+            beside.keys.push_back(is_exact() ? rounded(format_.dtype, key) : key);
+            beside.values.push_back(is_exact() ? rounded(format_.dtype, value) : value);
         }
     }
 
-    /// Both ways of computing the attention of `token`.
-    float compare(const Request& request, std::uint64_t token) const {
-        const std::vector<float> query = query_of(request, token);
-        const std::uint64_t window = layer().sliding_window;
-        const std::uint64_t first = window != 0 && token >= window ? token - window + 1 : 0;
-        const BlockTable& blocks = table(request);
+    std::vector<float> attend_both_ways(const Request& request, std::size_t i,
+                                        const Metadata& metadata) {
+        const std::uint64_t first = request.num_cached, last = metadata.seq_len(i) - 1;
+        const Rows paged = is_quantised() ? gathered(i, metadata) : through_view(i, metadata);
         const Contiguous& beside = contiguous_.at(request.number);
-        const std::uint64_t size = layer().head_size;
-        const auto paged = attend(
-            layer(), query, first, token,
-            [&](std::uint64_t t, std::uint64_t head, float* out) {
-                const Slot slot = blocks.slot(t);
-                for (std::uint64_t i = 0; i < size; ++i) {
-                    out[i] = from_bf16(view_.key(slot.kernel_block, slot.offset, head, i));
-                }
-            },
-            [&](std::uint64_t t, std::uint64_t head, float* out) {
-                const Slot slot = blocks.slot(t);
-                for (std::uint64_t i = 0; i < size; ++i) {
-                    out[i] = from_bf16(view_.value(slot.kernel_block, slot.offset, head, i));
-                }
-            });
-        const auto contiguous = attend(
-            layer(), query, first, token,
-            [&](std::uint64_t t, std::uint64_t head, float* out) {
-                std::memcpy(out, &beside.keys[row(t, head)], size * sizeof(float));
-            },
-            [&](std::uint64_t t, std::uint64_t head, float* out) {
-                std::memcpy(out, &beside.values[row(t, head)], size * sizeof(float));
-            });
-        return largest_difference(paged, contiguous);
+        compare_rows(paged, in_order(beside.given), first, last);
+        // A model samples from the last token. The first one's window reaches furthest back.
+        if (first < last) attend_both_ways(request.tokens[first], first, paged, beside);
+        return attend_both_ways(request.tokens[last], last, paged, beside);
     }
 
-    std::vector<float> query_of(const Request& request, std::uint64_t token) const {
+    std::vector<float> attend_both_ways(std::int32_t token, std::uint64_t position,
+                                        const Rows& paged, const Contiguous& beside) {
+        const std::vector<float> query = project_query(token, position);
+        const auto attend_to = [&](const Rows& rows) {
+            const std::uint64_t window = layer().sliding_window;
+            const bool is_cut = window != 0 && position >= window;
+            return attend(layer(), query, is_cut ? position - window + 1 : 0, position, rows);
+        };
+        const std::vector<float> output = attend_to(paged);
+        const float difference = largest_difference(output, attend_to(in_order(beside.given)));
+        differences_.outputs.add(difference, output_bound(query));
+        differences_.paging.add(
+            is_exact() ? difference
+                       : largest_difference(output, attend_to(in_order(beside.stored))),
+            0);
+        return output;
+    }
+
+    std::vector<float> project_query(std::int32_t token, std::uint64_t position) const {
         std::vector<float> query(layer().num_query_heads * layer().head_size);
         for (std::size_t i = 0; i < query.size(); ++i) {
-            query[i] = computed(3 + token, request.number, i);
+            query[i] = computed(3, token, position * query.size() + i);
         }
         return query;
     }
 
-    /// Where a token's row of a head lies in memory that is not paged.
-    std::uint64_t row(std::uint64_t token, std::uint64_t head) const {
-        return (token * layer().num_kv_heads + head) * layer().head_size;
+    /// Reads where the block table says, element by element, as a kernel does.
+    Rows through_view(std::size_t i, const Metadata& metadata) const {
+        return {[this, i, &metadata](std::uint64_t token, std::uint64_t head, float* row) {
+                    view_.load_key(metadata.slot(i, token), head, row);
+                },
+                [this, i, &metadata](std::uint64_t token, std::uint64_t head, float* row) {
+                    view_.load_value(metadata.slot(i, token), head, row);
+                }};
     }
 
+    /// Lets kvpages read what is quantised.
+    Rows gathered(std::size_t i, const Metadata& metadata) {
+        std::vector<std::int64_t> slots;
+        for (std::uint64_t token = 0; token < metadata.seq_len(i); ++token) {
+            slots.push_back(static_cast<std::int64_t>(metadata.slot(i, token)));
+        }
+        gathered_ = gather(span(slots));
+        return in_order(gathered_);
+    }
+
+    KeysAndValues gather(kvpages::Span<const std::int64_t> slots) const {
+        KeysAndValues rows;
+        rows.keys.resize(slots.size() * row_elements());
+        rows.values.resize(slots.size() * row_elements());
+        kvpages_kv_rows_out room{};
+        room.layer = number_;
+        room.keys = rows.keys.data();
+        room.values = rows.values.data();
+        room.key_scale = room.value_scale = format_.scale;
+        ops_.gather({&room, 1}, slots, kvpages::Dtype::f32);
+        return rows;
+    }
+
+    /// Right after it was, so that whatever happens to it later is a difference.
+    void keep_what_was_stored(const Batch& batch, const Metadata& metadata) {
+        const KeysAndValues rows = gather(metadata.new_slots());
+        const auto append = [&](std::vector<float>& to, const std::vector<float>& from,
+                                std::size_t i) {
+            const auto size = static_cast<std::ptrdiff_t>(row_elements());
+            to.insert(to.end(), from.begin() + batch.query_start[i] * size,
+                      from.begin() + batch.query_start[i + 1] * size);
+        };
+        for (std::size_t i = 0; i < batch.requests.size(); ++i) {
+            KeysAndValues& stored = contiguous_.at(batch.requests[i]->number).stored;
+            append(stored.keys, rows.keys, i);
+            append(stored.values, rows.values, i);
+        }
+    }
+
+    Rows in_order(const KeysAndValues& rows) const {
+        return {copies_from(rows.keys), copies_from(rows.values)};
+    }
+
+    LoadRow copies_from(const std::vector<float>& rows) const {
+        return [this, &rows](std::uint64_t token, std::uint64_t head, float* row) {
+            const std::uint64_t at = (token * layer().num_kv_heads + head) * layer().head_size;
+            std::memcpy(row, &rows[at], layer().head_size * sizeof(float));
+        };
+    }
+
+    void compare_rows(const Rows& paged, const Rows& beside, std::uint64_t first,
+                      std::uint64_t last) {
+        std::vector<float> a(layer().head_size), b(layer().head_size);
+        for (std::uint64_t token = first; token <= last; ++token) {
+            for (std::uint64_t head = 0; head < layer().num_kv_heads; ++head) {
+                paged.load_key(token, head, a.data());
+                beside.load_key(token, head, b.data());
+                differences_.rows.add(largest_difference(a, b), format_.largest_error);
+                paged.load_value(token, head, a.data());
+                beside.load_value(token, head, b.data());
+                differences_.rows.add(largest_difference(a, b), format_.largest_error);
+            }
+        }
+    }
+
+    /// How far the result may be off when each key and value is off by the format's error e.
+    /// A score changes by at most d = e * scale * sum |query|, so a weight by a factor of at most
+    /// exp(2 d); and no value is larger than 1.
+    float output_bound(const std::vector<float>& query) const {
+        const std::uint64_t size = layer().head_size;
+        float largest = 0;
+        for (std::uint64_t start = 0; start < query.size(); start += size) {
+            float sum = 0;
+            for (std::uint64_t i = 0; i < size; ++i) sum += std::fabs(query[start + i]);
+            largest = std::max(largest, sum / std::sqrt(static_cast<float>(size)));
+        }
+        return format_.largest_error + std::expm1(2 * format_.largest_error * largest);
+    }
+
+    const kvpages::Ops& ops_;
+    CacheFormat format_;
+    std::size_t number_;
     KvView view_;
-    std::map<std::uint64_t, Contiguous> contiguous_;
+    KeysAndValues gathered_;
+    std::map<std::size_t, Contiguous> contiguous_;
 };
 
 /// A state is one entry of each of the layer's views, at the request's only block.
 class StateTrial : public LayerTrial {
 public:
-    StateTrial(const kvpages::Cache& cache, const Layer& layer, std::size_t group)
-        : LayerTrial(layer, group) {
+    StateTrial(const kvpages::Cache& cache, const Layer& layer) : LayerTrial(layer) {
         const std::size_t number = cache.find(layer.name);
         for (std::size_t state = 0; state < cache.num_views(number); ++state) {
             views_.push_back(cache.view(number, state));
+            require_no_gaps(views_.back());
         }
     }
 
-    float step(const Request& request, std::uint64_t first) override {
-        std::vector<std::vector<float>>& beside = contiguous_[request.number];
-        beside.resize(views_.size());
-        float largest = 0;
-        for (std::size_t state = 0; state < views_.size(); ++state) {
-            if (first == 0) beside[state].assign(num_elements(views_[state]), 0.0f);
-            update(request, state, beside[state]);
-            largest = std::max(largest, largest_difference(read(request, state), beside[state]));
+    Outputs run(const Batch& batch, const Metadata& metadata) override {
+        Outputs outputs(batch.requests.size());
+        for (std::size_t i = 0; i < batch.requests.size(); ++i) {
+            const Request& request = *batch.requests[i];
+            const std::uint64_t block = metadata.kernel_block(i, 0);
+            for (std::size_t state = 0; state < views_.size(); ++state) {
+                std::vector<float>& beside = contiguous_.at(request.number)[state];
+                update(request.tokens[batch.seq_len(i) - 1], state, block, beside);
+                outputs[i] = load(state, block);
+                differences_.paging.add(largest_difference(outputs[i], beside), 0);
+            }
         }
-        return largest;
+        return outputs;
     }
+
+    void begin(std::size_t request, const std::size_t* from) override {
+        if (from != nullptr) {
+            contiguous_[request] = contiguous_.at(*from);
+            return;
+        }
+        for (const kvpages::Tensor& view : views_) {
+            contiguous_[request].emplace_back(num_elements(view), 0.0f);
+        }
+    }
+
+    void end(std::size_t request) override { contiguous_.erase(request); }
 
 private:
     static std::size_t num_elements(const kvpages::Tensor& view) {
-        std::int64_t count = 1;
-        for (std::size_t dim = 1; dim < view.shape.size(); ++dim) count *= view.shape[dim];
-        return static_cast<std::size_t>(count);
+        return static_cast<std::size_t>(view.num_elements() / view.shape[0]);
     }
 
-    /// state = state / 2 + input, through the view and beside it. The first step finds zeros.
-    void update(const Request& request, std::size_t state, std::vector<float>& beside) const {
-        for (std::size_t i = 0; i < beside.size(); ++i) {
-            const float input = computed(4 + state, request.number, request.num_tokens + i);
-            store(request, state, i, load(request, state, i) / 2 + input);
-            const float updated = beside[i] / 2 + input;
-            beside[i] = views_[state].dtype == kvpages::Dtype::bf16 ? from_bf16(to_bf16(updated))
-                                                                    : updated;
+    void require_no_gaps(const kvpages::Tensor& view) const {
+        std::int64_t stride = 1;
+        for (std::size_t dim = view.shape.size() - 1; dim > 0; --dim) {
+            require(view.strides[dim] == stride, layer().name + ": a state has gaps");
+            stride *= view.shape[dim];
         }
     }
 
-    std::vector<float> read(const Request& request, std::size_t state) const {
-        std::vector<float> out(num_elements(views_[state]));
-        for (std::size_t i = 0; i < out.size(); ++i) out[i] = load(request, state, i);
+    /// state = state / 2 + input, through the view and beside it. The first step finds zeros.
+    void update(std::int32_t token, std::size_t state, std::uint64_t block,
+                std::vector<float>& beside) const {
+        const kvpages::Tensor& view = views_[state];
+        std::vector<float> updated = load(state, block);
+        for (std::size_t i = 0; i < beside.size(); ++i) {
+            const float input = computed(4 + state, token, i);
+            store(view, offset(view, block) + i, updated[i] / 2 + input);
+            beside[i] = rounded(view.dtype, beside[i] / 2 + input);
+        }
+    }
+
+    std::vector<float> load(std::size_t state, std::uint64_t block) const {
+        const kvpages::Tensor& view = views_[state];
+        std::vector<float> out(num_elements(view));
+        for (std::size_t i = 0; i < out.size(); ++i) {
+            const std::size_t at = offset(view, block) + i;
+            out[i] = view.dtype == kvpages::Dtype::f32
+                         ? static_cast<const float*>(view.data)[at]
+                         : from_bf16(static_cast<const std::uint16_t*>(view.data)[at]);
+        }
         return out;
     }
 
-    float load(const Request& request, std::size_t state, std::size_t i) const {
-        const kvpages::Tensor& view = views_[state];
-        const std::int64_t at = offset(view, table(request).block(0), i);
-        if (view.dtype == kvpages::Dtype::f32) return static_cast<float*>(view.data)[at];
-        return from_bf16(static_cast<std::uint16_t*>(view.data)[at]);
-    }
-
-    void store(const Request& request, std::size_t state, std::size_t i, float value) const {
-        const kvpages::Tensor& view = views_[state];
-        const std::int64_t at = offset(view, table(request).block(0), i);
+    static void store(const kvpages::Tensor& view, std::size_t at, float value) {
         if (view.dtype == kvpages::Dtype::f32) {
             static_cast<float*>(view.data)[at] = value;
         } else {
@@ -220,148 +391,12 @@ private:
         }
     }
 
-    /// The element that is number `i` of block `block` when the last dimension runs fastest.
-    static std::int64_t offset(const kvpages::Tensor& view, std::uint64_t block, std::size_t i) {
-        std::int64_t out = static_cast<std::int64_t>(block) * view.strides[0];
-        std::int64_t rest = static_cast<std::int64_t>(i);
-        for (std::size_t dim = view.shape.size() - 1; dim > 0; --dim) {
-            out += rest % view.shape[dim] * view.strides[dim];
-            rest /= view.shape[dim];
-        }
-        return out;
+    static std::size_t offset(const kvpages::Tensor& view, std::uint64_t block) {
+        return static_cast<std::size_t>(block) * static_cast<std::size_t>(view.strides[0]);
     }
 
     std::vector<kvpages::Tensor> views_;
-    std::map<std::uint64_t, std::vector<std::vector<float>>> contiguous_;
-};
-
-/// Runs requests side by side, as a scheduler does, on one layer of each kind.
-class ModelTrial {
-public:
-    ModelTrial(const EngineModel& model, const kvpages::Plan& plan, const kvpages::Cache& cache)
-        : cache_(cache),
-          regions_(cache.regions()),
-          needs_zeroing_(plan.worker().needs_zeroing != 0),
-          pool_(cache.num_blocks()) {
-        for (std::size_t i = 0; i < plan.worker().num_groups; ++i) {
-            groups_.push_back({plan.group(i), 0});
-        }
-        for (const Layer& layer : model.layers) {
-            const std::size_t group = cache.layer(cache.find(layer.name)).group;
-            groups_[group].sliding_window = layer.sliding_window;
-            if (!has_trial_of(layer.kind)) trials_.push_back(trial_of(layer, group));
-        }
-    }
-
-    /// Runs requests of these lengths, a few at a time; returns the largest difference.
-    float run(const std::vector<std::uint64_t>& lengths) {
-        float largest = 0;
-        std::size_t num_started = 0;
-        std::vector<Request> running;
-        while (num_started < lengths.size() || !running.empty()) {
-            while (running.size() < kMaxRunning && num_started < lengths.size()) {
-                running.push_back(start(num_started, lengths[num_started]));
-                ++num_started;
-            }
-            for (Request& request : running) {
-                largest = std::max(largest, step(request));
-                if (request.is_done()) release(request);
-            }
-            const auto is_done = [](const Request& request) { return request.is_done(); };
-            running.erase(std::remove_if(running.begin(), running.end(), is_done), running.end());
-        }
-        require_untouched_null_block();
-        return largest;
-    }
-
-    std::string tried_layers() const {
-        std::string text;
-        for (const auto& trial : trials_) {
-            const Layer& layer = trial->layer();
-            text += (text.empty() ? "" : ", ") + layer.name + " (" + layer.kind + ")";
-        }
-        return text;
-    }
-
-private:
-    static constexpr std::size_t kMaxRunning = 3;
-    static constexpr std::uint64_t kTokensPerStep = 64;  ///< of one request
-
-    struct Group {
-        kvpages_group_info info;
-        std::uint64_t sliding_window;
-    };
-
-    bool has_trial_of(const std::string& kind) const {
-        return std::any_of(trials_.begin(), trials_.end(),
-                           [&](const auto& trial) { return trial->layer().kind == kind; });
-    }
-
-    std::unique_ptr<LayerTrial> trial_of(const Layer& layer, std::size_t group) const {
-        if (layer.is_state()) return std::make_unique<StateTrial>(cache_, layer, group);
-        return std::make_unique<AttentionTrial>(cache_, layer, group);
-    }
-
-    Request start(std::uint64_t number, std::uint64_t length) const {
-        Request request{number, length, 0, {}};
-        for (const Group& group : groups_) {
-            request.tables.emplace_back(group.info.block_size, group.info.kernel_block_size);
-        }
-        return request;
-    }
-
-    float step(Request& request) {
-        const std::uint64_t first = request.num_tokens;
-        request.num_tokens = std::min(first + kTokensPerStep, request.length);
-        for (BlockTable& table : request.tables) {
-            while (!table.holds(request.num_tokens - 1)) table.add(take_block());
-        }
-        float largest = 0;
-        for (const auto& trial : trials_) largest = std::max(largest, trial->step(request, first));
-        release_what_left_the_window(request);
-        return largest;
-    }
-
-    /// Where layers of different types share memory, a block's new owner must find zeros.
-    std::uint64_t take_block() {
-        const BlockPool::Block block = pool_.take();
-        require(block.id != kNullBlock, "the pool handed out the null block");
-        if (block.had_an_owner && needs_zeroing_) {
-            for (const kvpages_region& region : regions_) {
-                std::memset(static_cast<char*>(region.data) + block.id * region.block_step_bytes, 0,
-                            region.block_step_bytes);
-            }
-        }
-        return block.id;
-    }
-
-    void release_what_left_the_window(Request& request) {
-        for (std::size_t i = 0; i < groups_.size(); ++i) {
-            const std::uint64_t window = groups_[i].sliding_window;
-            if (window == 0 || request.num_tokens < window) continue;
-            request.tables[i].release_before(request.num_tokens - window + 1, pool_);
-        }
-    }
-
-    void release(Request& request) {
-        for (BlockTable& table : request.tables) table.release_all(pool_);
-    }
-
-    void require_untouched_null_block() const {
-        for (const kvpages_region& region : regions_) {
-            const char* bytes = static_cast<const char*>(region.data);
-            for (std::uint64_t i = 0; i < region.block_step_bytes; ++i) {
-                if (bytes[i] != 0) throw std::runtime_error("somebody wrote to the null block");
-            }
-        }
-    }
-
-    const kvpages::Cache& cache_;
-    std::vector<kvpages_region> regions_;
-    bool needs_zeroing_;
-    BlockPool pool_;
-    std::vector<Group> groups_;
-    std::vector<std::unique_ptr<LayerTrial>> trials_;
+    std::map<std::size_t, std::vector<std::vector<float>>> contiguous_;
 };
 
 }  // namespace engine
