@@ -3,6 +3,7 @@
 #include "support/api.h"
 #include "support/garbage.h"
 #include "support/refusal.h"
+#include "support/tables.h"
 
 #include <gtest/gtest.h>
 
@@ -31,8 +32,6 @@ constexpr std::int64_t kMin64 = std::numeric_limits<std::int64_t>::min();
 
 // --- tables --------------------------------------------------------------------------------------
 
-using TablesHandle = std::unique_ptr<kvpages_tables, Destroy<kvpages_tables, kvpages_tables_destroy>>;
-
 // Three requests and six tokens; two groups, of 3 and of 2 blocks a row. What was staged last is
 // not applied.
 TablesHandle tables_in_use() {
@@ -60,28 +59,6 @@ TablesHandle tables_in_use() {
     must(kvpages_tables_append(raw, 1, 1, ids + 4, 1));
     must(kvpages_tables_clear(raw, 2));
     return made;
-}
-
-Bytes bytes_of_tables(const TablesHandle& tables) {
-    Bytes all;
-    for (std::size_t g = 0; g < kvpages_tables_num_groups(tables.get()); ++g) {
-        kvpages_tensor tensor{};
-        must(kvpages_tables_get_table(tables.get(), g, &tensor));
-        const auto rows = static_cast<std::size_t>(tensor.shape[0]);
-        const std::size_t entries = rows * static_cast<std::size_t>(tensor.shape[1]);
-        append_bytes(all, static_cast<const std::int32_t*>(tensor.data), entries);
-        must(kvpages_tables_get_input_table(tables.get(), g, &tensor));
-        append_bytes(all, static_cast<const std::int32_t*>(tensor.data), entries);
-        must(kvpages_tables_get_slots(tables.get(), g, &tensor));
-        append_bytes(all, static_cast<const std::int64_t*>(tensor.data),
-                     static_cast<std::size_t>(tensor.shape[0]));
-        for (std::size_t request = 0; request < rows; ++request) {
-            std::size_t count = 0;
-            must(kvpages_tables_num_entries(tables.get(), request, g, &count));
-            append_bytes(all, &count, 1);
-        }
-    }
-    return all;
 }
 
 using TablesCase = Case<TablesHandle>;
