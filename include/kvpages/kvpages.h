@@ -2576,7 +2576,7 @@ typedef struct kvpages_step {
      */
     const struct kvpages_request_ranges *multimodal_ranges;
     /**
-     * Number of multimodal_ranges.
+     * Number of multimodal_ranges: num_requests where there are any.
      */
     size_t num_multimodal_requests;
     /**

@@ -483,7 +483,7 @@ pub unsafe extern "C" fn kvpages_attention_graph_support(
                 let name = group.map_or(ptr::null(), |group| attention.backend_name(group));
                 (support, name)
             });
-        if let Some(out) = out_backend_name.as_mut() {
+        if let Ok(out) = input::out(out_backend_name, "out_backend_name") {
             *out = name;
         }
         support as u32

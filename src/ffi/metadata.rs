@@ -140,7 +140,7 @@ pub struct kvpages_step {
     /// For each request the tokens that attend in both directions:
     /// kvpages_multimodal_ranges(). May be NULL.
     pub multimodal_ranges: *const kvpages_request_ranges,
-    /// Number of multimodal_ranges.
+    /// Number of multimodal_ranges: num_requests where there are any.
     pub num_multimodal_requests: usize,
     /// Tokens of each request's prefix that R-SWA layers keep. May be NULL.
     pub rswa_prefix_lens: *const i32,
@@ -503,6 +503,15 @@ unsafe fn read_step<'a>(
             return Err(Failure::null(name));
         }
     }
+    if !given.multimodal_ranges.is_null()
+        && given.num_multimodal_requests as u64 != given.num_requests
+    {
+        let message = format!(
+            "multimodal_ranges has {} entries for {} requests",
+            given.num_multimodal_requests, given.num_requests
+        );
+        return Err(Failure::invalid("bad_values", message));
+    }
     check_causality(given, given.causality)?;
     for (number, &causality) in step.causality_by_group.iter().enumerate() {
         check_causality(given, causality).map_err(|failure| in_group(failure, number))?;
@@ -609,12 +618,18 @@ unsafe fn check_tensor(
         );
         return Err(Failure::invalid("step_tensor", message));
     }
-    if tensor.shape.is_null() || tensor.strides.is_null() {
-        let message = format!("the shape or the strides of {}", wanted.name);
-        return Err(Failure::null(&message));
-    }
+    let ndim = tensor.ndim as usize;
     // SAFETY: the caller's contract.
-    let held = unsafe { *tensor.shape };
+    let arrays = unsafe {
+        input::array(tensor.strides, ndim, "strides")
+            .and_then(|_| input::array(tensor.shape, ndim, "shape"))
+    };
+    let shape = arrays.map_err(|failure| failure.of("tensor", wanted.name))?;
+    if let Some(size) = shape[1..].iter().find(|&&size| size < 0) {
+        let message = format!("{} has a dimension of {size}", wanted.name);
+        return Err(Failure::invalid("step_tensor", message));
+    }
+    let held = shape[0];
     if u64::try_from(held).is_ok_and(|held| held >= rows) {
         return match held > 0 && tensor.data.is_null() {
             true => Err(Failure::null(&format!("the data of {}", wanted.name))),

@@ -136,6 +136,22 @@ pub enum OpsError {
         /// Which rows.
         rows: &'static str,
     },
+    /// Rows that lie further apart than memory reaches.
+    #[error(
+        "layer {layer}: {count} rows of {rows}, {token_stride} elements apart, with heads {head_stride} apart, do not fit in memory"
+    )]
+    RowsTooFar {
+        /// The layer.
+        layer: String,
+        /// Which rows.
+        rows: &'static str,
+        /// Rows given.
+        count: u64,
+        /// Elements from token to token, as given.
+        token_stride: u64,
+        /// Elements from head to head, as given.
+        head_stride: u64,
+    },
     /// Parts of a latent that do not make a latent.
     #[error(
         "layer {layer}: the first part of a row has {given} elements, {allowed} is what it stores"
@@ -178,6 +194,7 @@ impl OpsError {
             OpsError::NotSupported { .. } => "rows_not_supported",
             OpsError::RowsMissing { .. } => "null_argument",
             OpsError::RowsNotStored { .. } => "rows_not_stored",
+            OpsError::RowsTooFar { .. } => "overflow",
             OpsError::Parts { .. } | OpsError::Scale { .. } => "bad_values",
         }
     }

@@ -3,6 +3,7 @@
 use super::kernel::{self, Form, RowType, Rows, Slots};
 use super::{LayerMemory, Ops, OpsError};
 use crate::dtype::Dtype;
+use crate::num;
 use crate::spec::{AttentionKind, Content, QuantMode, Spec};
 use crate::view::{Axes, View};
 
@@ -234,6 +235,7 @@ impl Stored {
         given: &LayerRows,
         form: Form,
         row_dtype: Dtype,
+        count: u64,
     ) -> Result<Rows, OpsError> {
         let axes = &self.axes;
         let element = self.dtype.bytes();
@@ -254,23 +256,36 @@ impl Stored {
                 });
             }
         }
-        let head_strides = |given: u64, elements: u64| if given == 0 { elements } else { given };
-        let key_head = head_strides(given.key_head_stride, key);
-        let value_head = head_strides(given.value_head_stride, value);
-        let token_stride = |given: u64, head: u64| {
-            let dense = head.wrapping_mul(axes.num_heads);
-            let stride = if given == 0 { dense } else { given };
-            stride.wrapping_mul(row_element)
+        let strides = |rows: &'static str, token_stride: u64, head_stride: u64, elements: u64| {
+            byte_strides(
+                (token_stride, head_stride, elements),
+                (count, axes.num_heads, row_element),
+            )
+            .map_err(|_| OpsError::RowsTooFar {
+                layer: layer.to_owned(),
+                rows,
+                count,
+                token_stride,
+                head_stride,
+            })
         };
+        let (key_token, key_head) =
+            strides("keys", given.key_token_stride, given.key_head_stride, key)?;
+        let (value_token, value_head) = strides(
+            "values",
+            given.value_token_stride,
+            given.value_head_stride,
+            value,
+        )?;
         let is_fp8 = matches!(form, Form::F8E4m3 | Form::F8E5m2);
         let mut rows = Rows {
             cache: self.data,
             keys: given.keys,
             values: given.values,
-            key_token: token_stride(given.key_token_stride, key_head),
-            key_head: key_head.wrapping_mul(row_element),
-            value_token: token_stride(given.value_token_stride, value_head),
-            value_head: value_head.wrapping_mul(row_element),
+            key_token,
+            key_head,
+            value_token,
+            value_head,
             kernel_block: axes.kernel_block_stride * element,
             token: axes.token_stride * element,
             head: axes.head_stride * element,
@@ -337,6 +352,29 @@ fn unsupported_mode(mode: QuantMode, dtype: Dtype) -> String {
         "a cache of {dtype} in mode {} is not supported so; supported are rows of the cache's own type, rows of float32, float16 or bfloat16 in a cache of those types or of fp8, and int8, fp8 and int4 per token and head",
         mode.name()
     )
+}
+
+/// Bytes from token to token and from head to head, for strides in elements of which 0 means
+/// without gaps. All `count` rows of `heads` runs of `elements` must fit in memory.
+fn byte_strides(
+    (token, head, elements): (u64, u64, u64),
+    (count, heads, row_element): (u64, u64, u64),
+) -> Result<(u64, u64), num::Overflow> {
+    if elements == 0 {
+        return Ok((0, 0)); // there are no such rows
+    }
+    let what = "rows";
+    let head = if head == 0 { elements } else { head };
+    let token = match token {
+        0 => num::product(what, [head, heads])?,
+        token => token,
+    };
+    let last_row = num::product(what, [count.saturating_sub(1), token, row_element])?;
+    let last_head = num::product(what, [heads.saturating_sub(1), head, row_element])?;
+    let last_run = num::product(what, [elements, row_element])?;
+    num::sum(what, [last_row, last_head, last_run])?;
+    let bytes = |stride| num::product(what, [stride, row_element]);
+    Ok((bytes(token)?, bytes(head)?))
 }
 
 /// Heads that lie one behind another on both sides are one run.
@@ -478,7 +516,8 @@ impl Ops {
             layer: layer.name.to_string(),
             reason,
         })?;
-        let rows = stored.rows(&layer.name, given, form, call.dtype)?;
+        let count = call.slots_of(stored).count;
+        let rows = stored.rows(&layer.name, given, form, call.dtype, count)?;
         Ok((form, row_type, rows))
     }
 }
