@@ -6,6 +6,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <functional>
@@ -360,4 +361,30 @@ TEST(HostileOps, OperationsKeepTheCache) {
     c.ops.reset();
     EXPECT_EQ(c.arena.live(), 0u);
     EXPECT_EQ(c.arena.wrong, 0u);
+}
+
+// T13 by the library's own write: -1 is no token, and neither the last slot.
+TEST(HostileOps, T13_APadSlotIsNeverWritten) {
+    const Model m = model();
+    add(m, "A", full(16, 1, 4, KVPAGES_DTYPE_F32), backend(packed_nhd));
+    const Cache c = cache(plan_of_blocks(m, 4));
+    kvpages_ops_config config = KVPAGES_OPS_CONFIG_INIT;
+    config.max_concurrency = 1;
+    kvpages_ops* raw = nullptr;
+    must(kvpages_ops_create(c.get(), &config, &raw));
+    const Ops ops(raw);
+    auto* cells = static_cast<float*>(allocation(c, 0).data);
+    std::fill_n(cells, 64 * 8, 7.0f);
+    const std::vector<float> token(16, 1.0f);
+    kvpages_kv_rows rows{};
+    rows.keys = rows.values = token.data();
+    kvpages_kv_write write = KVPAGES_KV_WRITE_INIT;
+    write.layers = &rows;
+    write.num_layers = 1;
+    write.dtype = KVPAGES_DTYPE_F32;
+    const std::int64_t slots[]{-1, -1};
+    write.slots = slots;
+    write.num_slots = 2;
+    must(kvpages_ops_write_kv(raw, &write));
+    EXPECT_EQ(std::vector<float>(cells, cells + 64 * 8), std::vector<float>(64 * 8, 7.0f));
 }
