@@ -354,9 +354,10 @@ TEST(HostileOps, OperationsKeepTheCache) {
     must(copy({{0, 1}, {1, 2}, {2, 0}}, 3)(c));
     must(zero({1})(c));
     Bytes expected = before;
-    std::memcpy(expected.data(), before.data() + 256, 128);
-    std::memset(expected.data() + 128, 0, 128);
-    std::memcpy(expected.data() + 256, before.data() + 128, 128);
+    ASSERT_GE(expected.size(), 3u * 128);
+    std::copy_n(before.begin() + 256, 128, expected.begin());
+    std::fill_n(expected.begin() + 128, 128, static_cast<unsigned char>(0));
+    std::copy_n(before.begin() + 128, 128, expected.begin() + 256);
     EXPECT_TRUE(Bytes(data, data + first.size_bytes) == expected);
     c.ops.reset();
     EXPECT_EQ(c.arena.live(), 0u);
