@@ -346,6 +346,98 @@ TEST(Tables, StateIsNotSharedOut) {
     EXPECT_EQ(slots(of, 1), (Slots{4, 5, 6, 7, 8, 9, 10, 11}));
 }
 
+// Two groups of an engine's own plan, which does not know how long requests get.
+TEST(Tables, OfAPlanFromPartsAreAsLongAsTheEngineSays) {
+    const support::Model model = support::model();
+    const support::Backend backend = support::backend(support::packed_nhd);
+    support::add(model, "a", support::full(16, 1, 8, KVPAGES_DTYPE_U8), backend);
+    support::add(model, "b", support::full(32, 1, 8, KVPAGES_DTYPE_U8), backend);
+    support::Parts parts;
+    parts.num_blocks = 8;
+    parts.groups = {{{"a"}}, {{"b"}}};
+    parts.tensors = {{8 * 256, {"a"}}, {8 * 512, {"b"}}};
+    parts.kernel_block_sizes = {8, 32};
+    const support::Plan plan = support::plan_from(model, parts);
+    kvpages_tables_config made = config(1, 100, 0);
+    kvpages_tables* raw = nullptr;
+    const auto create = [&] {
+        raw = reinterpret_cast<kvpages_tables*>(&raw);
+        return kvpages_tables_create_for_plan(plan.get(), 0, &made, &raw);
+    };
+    EXPECT_TRUE(fails(create(), KVPAGES_STATUS_INVALID_ARGUMENT, "max_model_len_unknown",
+                      {"max_model_len"}));
+    EXPECT_EQ(raw, nullptr);
+    made.max_model_len = 100;
+    must(create());
+    {
+        const Handle of(raw);
+        EXPECT_EQ(table_row(of, 0, 0).size(), 14u) << "7 blocks of 2 kernel blocks";
+        EXPECT_EQ(table_row(of, 0, 1).size(), 4u);
+        append(of, 0, 0, {1, 2, 3, 4, 5, 6, 7});
+        append(of, 0, 1, {1, 2, 3, 4});
+        apply(of);
+        map(of, 0, up_to(100));
+        EXPECT_EQ(slots(of, 0)[99], 7 * 16 + 3);
+        EXPECT_EQ(slots(of, 1)[99], 4 * 32 + 3);
+        const Ids past{8};
+        EXPECT_TRUE(fails(kvpages_tables_overwrite(of.get(), 0, 0, past.data(), 1),
+                          KVPAGES_STATUS_INVALID_ARGUMENT, "block_id_out_of_range", {"8"}));
+    }
+    // Two ranks share the tokens.
+    made.context_parallel_size = 2;
+    made.context_parallel_rank = 1;
+    must(create());
+    {
+        const Handle of(raw);
+        EXPECT_EQ(table_row(of, 0, 0).size(), 8u);
+        EXPECT_EQ(table_row(of, 0, 1).size(), 2u);
+        append(of, 0, 0, {1, 2, 3, 4});
+        apply(of);
+        map(of, 0, up_to(100));
+        EXPECT_EQ(slots(of, 0)[98], -1);
+        EXPECT_EQ(slots(of, 0)[99], 4 * 16 + 1);
+    }
+    made.max_model_len = std::numeric_limits<std::uint64_t>::max();
+    EXPECT_TRUE(fails(create(), KVPAGES_STATUS_INVALID_ARGUMENT, "overflow"));
+    // The C++ interface has it too.
+    kvpages::TablesConfig wrapped;
+    wrapped.max_model_len = 33;
+    EXPECT_EQ(wrapped.c_config().max_model_len, 33u);
+}
+
+TEST(Tables, RowsOfUnequalStatesHoldAllTheirStates) {
+    for (const std::uint32_t mode : {KVPAGES_STATE_CACHE_MODE_NONE, KVPAGES_STATE_CACHE_MODE_ALIGN,
+                                     KVPAGES_STATE_CACHE_MODE_ALL}) {
+        const support::Model model = support::model();
+        support::State small, large;
+        small.add(KVPAGES_DTYPE_F32, {8}).block(64);
+        large.add(KVPAGES_DTYPE_F32, {16}).block(64);
+        for (const support::State* state : {&small, &large}) {
+            kvpages_spec spec = state->spec();
+            spec.num_speculative_blocks = 2;
+            support::add(model, state == &small ? "small" : "large", spec,
+                         support::state_backend());
+        }
+        for (const std::uint64_t length : {64u, 1000u}) {
+            kvpages_plan_config planned = support::plan_config(length);
+            planned.state_cache_mode = mode;
+            const support::Plan plan = support::plan({{model.get(), 1 << 20}}, planned);
+            ASSERT_EQ(support::worker_info(plan).num_groups, 1u);
+            const kvpages_group_info info = support::group_info(plan, 0);
+            EXPECT_EQ(info.is_set, 1u);
+            EXPECT_GE(info.table_width_blocks, info.blocks_per_request);
+            EXPECT_GE(info.table_width_blocks, mode == KVPAGES_STATE_CACHE_MODE_NONE
+                                                   ? 3
+                                                   : (length + 63) / 64 + 2);
+            kvpages_tables_config made = config(1, 1, 0);
+            kvpages_tables* raw = nullptr;
+            must(kvpages_tables_create_for_plan(plan.get(), 0, &made, &raw));
+            const Handle of(raw);
+            append(of, 0, 0, Ids(info.blocks_per_request, 1));
+        }
+    }
+}
+
 TEST(Tables, AreThoseOfAPlan) {
     support::World world;
     kvpages_tables_config made = config(2, 8, 0);
@@ -380,6 +472,10 @@ TEST(Tables, AreThoseOfAPlan) {
     made.context_parallel_size = 2;
     EXPECT_TRUE(fails(refused(made), KVPAGES_STATUS_INVALID_ARGUMENT, "bad_values", {"2", "1"}));
     made.context_parallel_size = 1;
+    made.max_model_len = 65;
+    EXPECT_TRUE(fails(refused(made), KVPAGES_STATUS_INVALID_ARGUMENT, "bad_values",
+                      {"max_model_len", "65", "64"}));
+    made.max_model_len = 64;
     EXPECT_TRUE(fails(refused(made, 1), KVPAGES_STATUS_NOT_FOUND, "not_found"));
     made.num_groups = 1;
     EXPECT_TRUE(fails(refused(made), KVPAGES_STATUS_INVALID_ARGUMENT, "bad_values"));
@@ -521,7 +617,7 @@ TEST(TablesHostile, Sizes) {
     given = config(2, 4);
     given.reserved0 = 1;
     EXPECT_TRUE(fails(refused({}, given), kInvalid, "unknown_value"));
-    for (const std::size_t size : {std::size_t{0}, std::size_t{79}, std::size_t{5000}}) {
+    for (const std::size_t size : {std::size_t{0}, std::size_t{87}, std::size_t{5000}}) {
         given = config(2, 4);
         given.struct_size = size;
         EXPECT_TRUE(fails(refused({}, given), kInvalid, "struct_size"));
