@@ -50,7 +50,7 @@ KVPAGES_LAYOUT(kvpages_region, allocation, 32, 40);
 KVPAGES_LAYOUT(kvpages_view, allocation_bytes, 40, 48);
 KVPAGES_LAYOUT(kvpages_bind_config, num_already_bound, 48, 56);
 KVPAGES_LAYOUT(kvpages_table_group, reserved0, 28, 32);
-KVPAGES_LAYOUT(kvpages_tables_config, reserved0, 76, 80);
+KVPAGES_LAYOUT(kvpages_tables_config, max_model_len, 80, 88);
 KVPAGES_LAYOUT(kvpages_table_info, reserved0, 52, 56);
 KVPAGES_LAYOUT(kvpages_row_writes, num_block_ids, 48, 56);
 KVPAGES_LAYOUT(kvpages_ops_config, max_concurrency, 16, 24);

@@ -6,10 +6,12 @@
 #include <gtest/gtest.h>
 #include <kvpages/kvpages.hpp>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <limits>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -123,6 +125,52 @@ Slots of_rank(std::uint64_t kernel_block_size, std::uint64_t rank, std::uint64_t
     return slots(of);
 }
 
+// 4 blocks of 16 tokens in one layer.
+struct OneLayer {
+    static constexpr std::ptrdiff_t token_bytes = 16;
+    static constexpr std::size_t bytes = 4 * 16 * token_bytes;
+
+    support::Model model = support::model();
+    support::Plan plan;
+
+    OneLayer() {
+        support::add(model, "layer", support::full(16, 1, 4, KVPAGES_DTYPE_F16),
+                     support::backend(support::packed_nhd));
+        plan = support::plan_of_blocks(model, 4);
+    }
+};
+
+constexpr unsigned char kWritten = 9;
+
+// Fills a cache of one allocation, and says where it is.
+unsigned char* fill(const support::Cache& cache, unsigned char byte) {
+    const kvpages_allocation part = support::allocation(cache, 0);
+    EXPECT_EQ(part.size_bytes, OneLayer::bytes);
+    auto* data = static_cast<unsigned char*>(part.data);
+    std::fill_n(data, OneLayer::bytes, byte);
+    return data;
+}
+
+// Writes a token to each slot.
+void write(const support::Cache& cache, const Slots& to) {
+    kvpages_ops_config made = KVPAGES_OPS_CONFIG_INIT;
+    made.max_concurrency = 1;
+    kvpages_ops* raw = nullptr;
+    must(kvpages_ops_create(cache.get(), &made, &raw));
+    const support::Ops ops(raw);
+    const std::vector<unsigned char> values(to.size() * 8, kWritten);
+    kvpages_kv_rows rows{};
+    rows.keys = values.data();
+    rows.values = values.data();
+    kvpages_kv_write call = KVPAGES_KV_WRITE_INIT;
+    call.layers = &rows;
+    call.num_layers = 1;
+    call.slots = to.data();
+    call.num_slots = to.size();
+    call.dtype = KVPAGES_DTYPE_F16;
+    must(kvpages_ops_write_kv(ops.get(), &call));
+}
+
 }  // namespace
 
 // --- cases ---------------------------------------------------------------------------------------
@@ -234,21 +282,22 @@ TEST(Table, T12_SlotsArePadsToTheEnd) {
 }
 
 TEST(Table, T13_APadSlotIsNeverWritten) {
-    constexpr std::size_t kBlocks = 4;
-    constexpr std::size_t kBlockSize = 16;
-    const Handle of = tables({group(kBlockSize, kBlockSize, 1)}, config(1, 2, kBlocks));
+    const OneLayer world;
+    const support::Cache cache = support::cache(world.plan);
+    kvpages_tables_config made = config(1, 2, 0);
+    kvpages_tables* raw = nullptr;
+    must(kvpages_tables_create_for_plan(world.plan.get(), 0, &made, &raw));
+    const Handle of(raw);
     append(of, 0, 0, {1});
     apply(of);
     map(of, 0, {0, 16});
-    // What a kernel does with the slots.
-    std::vector<int> cache(kBlocks * kBlockSize, 7);
-    for (const std::int64_t slot : slots(of)) {
-        if (slot >= 0) cache[static_cast<std::size_t>(slot)] = 1;
-    }
-    std::vector<int> wanted(kBlocks * kBlockSize, 7);
-    wanted[16] = 1;
-    EXPECT_EQ(cache, wanted);
-    EXPECT_EQ(cache[63], 7);
+    EXPECT_EQ(slots(of), (Slots{16, -1}));
+    unsigned char* bytes = fill(cache, 7);
+    write(cache, slots(of));
+    std::vector<unsigned char> wanted(OneLayer::bytes, 7);
+    std::fill_n(wanted.begin() + 16 * OneLayer::token_bytes, OneLayer::token_bytes, kWritten);
+    EXPECT_EQ(std::vector<unsigned char>(bytes, bytes + OneLayer::bytes), wanted)
+        << "slot 63, the last, is what -1 counts to from the end";
 }
 
 TEST(Table, T15_ADummyHasNoSlots) {
@@ -275,7 +324,7 @@ TEST(Table, T18_BlocksAreStoredAsKernelBlocks) {
 }
 
 // The tables hold no address of a cache, so what a new mapping asks of them is to be empty, in
-// place, with their sizes as they were.
+// place, with their sizes as they were. What holds addresses is made again: the next test.
 TEST(Table, T19_AResetEmptiesInPlace) {
     const Handle of = tables({group(48, 16, 2), group(16, 16, 3)}, config(2, 4));
     for (std::size_t i = 0; i < 2; ++i) {
@@ -308,6 +357,73 @@ TEST(Table, T19_AResetEmptiesInPlace) {
     append(of, 1, 0, {1});
     apply(of);
     EXPECT_EQ(table_row(of, 1), (Ids{3, 4, 5, 0, 0, 0}));
+}
+
+// A pool that is released and mapped again elsewhere: tables stay, and lead to the new pool.
+TEST(Table, T19_TablesOutliveTheMemoryOfTheirCache) {
+    const OneLayer world;
+    kvpages_tables_config made = config(1, 4, 0);
+    kvpages_tables* raw = nullptr;
+    must(kvpages_tables_create_for_plan(world.plan.get(), 0, &made, &raw));
+    const Handle of(raw);
+    const auto sizes = [&of] {
+        kvpages_table_info info = KVPAGES_TABLE_INFO_INIT;
+        must(kvpages_tables_get_info(of.get(), 0, &info));
+        std::vector<std::uint64_t> all{info.block_size, info.kernel_block_size, info.row_blocks,
+                                       info.row_width};
+        for (const Get get : {Get{kvpages_tables_get_table}, Get{kvpages_tables_get_input_table},
+                              Get{kvpages_tables_get_slots}}) {
+            const kvpages_tensor found = tensor(of, get);
+            for (std::uint32_t i = 0; i < found.ndim; ++i) {
+                all.push_back(static_cast<std::uint64_t>(found.shape[i]));
+                all.push_back(static_cast<std::uint64_t>(found.strides[i]));
+            }
+        }
+        return all;
+    };
+    struct alignas(256) Buffer {
+        unsigned char bytes[OneLayer::bytes];
+    };
+    const auto pools = std::make_unique<Buffer[]>(2);
+    const auto mapped = [&](std::size_t pool) {
+        return support::cache(world.plan, support::adopted_memory(pools[pool].bytes,
+                                                                  OneLayer::bytes));
+    };
+    const std::vector<const void*> before = addresses(of);
+    const std::vector<std::uint64_t> before_sizes = sizes();
+    std::vector<std::int64_t> strides;
+    {
+        const support::Cache cache = mapped(0);
+        EXPECT_EQ(support::view(cache, 0).data, pools[0].bytes);
+        const kvpages_tensor view = support::view(cache, 0);
+        strides.assign(view.strides, view.strides + view.ndim);
+        append(of, 0, 0, {2});
+        apply(of);
+        gather(of, {0}, 1);
+        map(of, 0, {5});
+        write(cache, slots(of));
+    }
+    const support::Cache cache = mapped(1);
+    fill(cache, 0);
+    must(kvpages_tables_reset(of.get()));
+    const kvpages_tensor view = support::view(cache, 0);
+    EXPECT_EQ(view.data, pools[1].bytes);
+    EXPECT_EQ(std::vector<std::int64_t>(view.strides, view.strides + view.ndim), strides);
+    EXPECT_EQ(addresses(of), before);
+    EXPECT_EQ(sizes(), before_sizes);
+    EXPECT_EQ(table_row(of, 0), (Ids{0}));
+    EXPECT_EQ(input_row(of, 0), (Ids{0}));
+    EXPECT_EQ(slots(of), (Slots{-1, -1, -1, -1}));
+    const std::vector<unsigned char> old(pools[0].bytes, pools[0].bytes + OneLayer::bytes);
+    write(cache, slots(of));
+    append(of, 0, 0, {3});
+    apply(of);
+    map(of, 0, {15});
+    write(cache, slots(of));
+    std::vector<unsigned char> wanted(OneLayer::bytes, 0);
+    std::fill_n(wanted.end() - OneLayer::token_bytes, OneLayer::token_bytes, kWritten);
+    EXPECT_EQ(std::vector<unsigned char>(pools[1].bytes, pools[1].bytes + OneLayer::bytes), wanted);
+    EXPECT_EQ(std::vector<unsigned char>(pools[0].bytes, pools[0].bytes + OneLayer::bytes), old);
 }
 
 // --- rows ----------------------------------------------------------------------------------------
@@ -346,6 +462,98 @@ TEST(Tables, StateIsNotSharedOut) {
     EXPECT_EQ(slots(of, 1), (Slots{4, 5, 6, 7, 8, 9, 10, 11}));
 }
 
+// Two groups of an engine's own plan, which does not know how long requests get.
+TEST(Tables, OfAPlanFromPartsAreAsLongAsTheEngineSays) {
+    const support::Model model = support::model();
+    const support::Backend backend = support::backend(support::packed_nhd);
+    support::add(model, "a", support::full(16, 1, 8, KVPAGES_DTYPE_U8), backend);
+    support::add(model, "b", support::full(32, 1, 8, KVPAGES_DTYPE_U8), backend);
+    support::Parts parts;
+    parts.num_blocks = 8;
+    parts.groups = {{{"a"}}, {{"b"}}};
+    parts.tensors = {{8 * 256, {"a"}}, {8 * 512, {"b"}}};
+    parts.kernel_block_sizes = {8, 32};
+    const support::Plan plan = support::plan_from(model, parts);
+    kvpages_tables_config made = config(1, 100, 0);
+    kvpages_tables* raw = nullptr;
+    const auto create = [&] {
+        raw = reinterpret_cast<kvpages_tables*>(&raw);
+        return kvpages_tables_create_for_plan(plan.get(), 0, &made, &raw);
+    };
+    EXPECT_TRUE(fails(create(), KVPAGES_STATUS_INVALID_ARGUMENT, "max_model_len_unknown",
+                      {"max_model_len"}));
+    EXPECT_EQ(raw, nullptr);
+    made.max_model_len = 100;
+    must(create());
+    {
+        const Handle of(raw);
+        EXPECT_EQ(table_row(of, 0, 0).size(), 14u) << "7 blocks of 2 kernel blocks";
+        EXPECT_EQ(table_row(of, 0, 1).size(), 4u);
+        append(of, 0, 0, {1, 2, 3, 4, 5, 6, 7});
+        append(of, 0, 1, {1, 2, 3, 4});
+        apply(of);
+        map(of, 0, up_to(100));
+        EXPECT_EQ(slots(of, 0)[99], 7 * 16 + 3);
+        EXPECT_EQ(slots(of, 1)[99], 4 * 32 + 3);
+        const Ids past{8};
+        EXPECT_TRUE(fails(kvpages_tables_overwrite(of.get(), 0, 0, past.data(), 1),
+                          KVPAGES_STATUS_INVALID_ARGUMENT, "block_id_out_of_range", {"8"}));
+    }
+    // Two ranks share the tokens.
+    made.context_parallel_size = 2;
+    made.context_parallel_rank = 1;
+    must(create());
+    {
+        const Handle of(raw);
+        EXPECT_EQ(table_row(of, 0, 0).size(), 8u);
+        EXPECT_EQ(table_row(of, 0, 1).size(), 2u);
+        append(of, 0, 0, {1, 2, 3, 4});
+        apply(of);
+        map(of, 0, up_to(100));
+        EXPECT_EQ(slots(of, 0)[98], -1);
+        EXPECT_EQ(slots(of, 0)[99], 4 * 16 + 1);
+    }
+    made.max_model_len = std::numeric_limits<std::uint64_t>::max();
+    EXPECT_TRUE(fails(create(), KVPAGES_STATUS_INVALID_ARGUMENT, "overflow"));
+    // The C++ interface has it too.
+    kvpages::TablesConfig wrapped;
+    wrapped.max_model_len = 33;
+    EXPECT_EQ(wrapped.c_config().max_model_len, 33u);
+}
+
+TEST(Tables, RowsOfUnequalStatesHoldAllTheirStates) {
+    for (const std::uint32_t mode : {KVPAGES_STATE_CACHE_MODE_NONE, KVPAGES_STATE_CACHE_MODE_ALIGN,
+                                     KVPAGES_STATE_CACHE_MODE_ALL}) {
+        const support::Model model = support::model();
+        support::State small, large;
+        small.add(KVPAGES_DTYPE_F32, {8}).block(64);
+        large.add(KVPAGES_DTYPE_F32, {16}).block(64);
+        for (const support::State* state : {&small, &large}) {
+            kvpages_spec spec = state->spec();
+            spec.num_speculative_blocks = 2;
+            support::add(model, state == &small ? "small" : "large", spec,
+                         support::state_backend());
+        }
+        for (const std::uint64_t length : {64u, 1000u}) {
+            kvpages_plan_config planned = support::plan_config(length);
+            planned.state_cache_mode = mode;
+            const support::Plan plan = support::plan({{model.get(), 1 << 20}}, planned);
+            ASSERT_EQ(support::worker_info(plan).num_groups, 1u);
+            const kvpages_group_info info = support::group_info(plan, 0);
+            EXPECT_EQ(info.is_set, 1u);
+            EXPECT_GE(info.table_width_blocks, info.blocks_per_request);
+            EXPECT_GE(info.table_width_blocks, mode == KVPAGES_STATE_CACHE_MODE_NONE
+                                                   ? 3
+                                                   : (length + 63) / 64 + 2);
+            kvpages_tables_config made = config(1, 1, 0);
+            kvpages_tables* raw = nullptr;
+            must(kvpages_tables_create_for_plan(plan.get(), 0, &made, &raw));
+            const Handle of(raw);
+            append(of, 0, 0, Ids(info.blocks_per_request, 1));
+        }
+    }
+}
+
 TEST(Tables, AreThoseOfAPlan) {
     support::World world;
     kvpages_tables_config made = config(2, 8, 0);
@@ -380,6 +588,10 @@ TEST(Tables, AreThoseOfAPlan) {
     made.context_parallel_size = 2;
     EXPECT_TRUE(fails(refused(made), KVPAGES_STATUS_INVALID_ARGUMENT, "bad_values", {"2", "1"}));
     made.context_parallel_size = 1;
+    made.max_model_len = 65;
+    EXPECT_TRUE(fails(refused(made), KVPAGES_STATUS_INVALID_ARGUMENT, "bad_values",
+                      {"max_model_len", "65", "64"}));
+    made.max_model_len = 64;
     EXPECT_TRUE(fails(refused(made, 1), KVPAGES_STATUS_NOT_FOUND, "not_found"));
     made.num_groups = 1;
     EXPECT_TRUE(fails(refused(made), KVPAGES_STATUS_INVALID_ARGUMENT, "bad_values"));
@@ -521,7 +733,7 @@ TEST(TablesHostile, Sizes) {
     given = config(2, 4);
     given.reserved0 = 1;
     EXPECT_TRUE(fails(refused({}, given), kInvalid, "unknown_value"));
-    for (const std::size_t size : {std::size_t{0}, std::size_t{79}, std::size_t{5000}}) {
+    for (const std::size_t size : {std::size_t{0}, std::size_t{87}, std::size_t{5000}}) {
         given = config(2, 4);
         given.struct_size = size;
         EXPECT_TRUE(fails(refused({}, given), kInvalid, "struct_size"));

@@ -74,6 +74,7 @@ fn tables() -> *mut kvpages_tables {
         context_parallel_interleave: 4,
         flags: KVPAGES_TABLES_ALIGNED_ROWS,
         reserved0: 0,
+        max_model_len: 0,
     };
     let mut out = ptr::null_mut();
     // SAFETY: the config and its groups are there, and `out` is a place.

@@ -1601,8 +1601,9 @@ typedef struct kvpages_group_info {
     uint64_t row_blocks;
     /**
      * Entries that a block-table row must have for any request: row_blocks; more
-     * where cross attention caches more encoder tokens than that, and fewer where
-     * the layers of a set share their tokens over context-parallel ranks.
+     * where cross attention caches more encoder tokens than that and where a request
+     * holds more states than that, and fewer where the layers of a set share their
+     * tokens over context-parallel ranks.
      */
     uint64_t table_width_blocks;
     /**
@@ -2760,11 +2761,17 @@ typedef struct kvpages_tables_config {
      * Zero.
      */
     uint32_t reserved0;
+    /**
+     * Tokens of the longest request, its encoder's too: rows of a plan's groups hold
+     * them. 0: the plan's number. A plan from parts has none, so it must be set for
+     * one. Not used without a plan.
+     */
+    uint64_t max_model_len;
 } kvpages_tables_config;
 
 /** kvpages_tables_config with struct_size set and all else zero. */
 #define KVPAGES_TABLES_CONFIG_INIT {sizeof(kvpages_tables_config), NULL, 0, \
-    0, 0, 0, 0, 0, 0, 0, 0}
+    0, 0, 0, 0, 0, 0, 0, 0, 0}
 
 /**
  * What the table of a group is.
@@ -4261,13 +4268,20 @@ kvpages_status kvpages_tables_create(const struct kvpages_tables_config *config,
  * Makes tables of a worker's groups. Rows are as long as the plan's
  * table_width_blocks; state is not shared out to the context-parallel ranks.
  *
+ * A plan from parts knows neither how long a request gets nor how many ranks there
+ * are: both are the config's, and the cache mode of state is its specs'.
+ *
  * @param plan      Borrowed. Not NULL.
  * @param worker    Number of the worker in the plan.
- * @param config    Copied. Not NULL; without groups, and with the plan's number of
- *                  context-parallel ranks or 0.
+ * @param config    Copied. Not NULL; without groups. What the plan knows, of
+ *                  num_blocks, max_model_len and context_parallel_size, is 0 or
+ *                  the plan's number.
  * @param[out] out  Owned by the caller: kvpages_tables_destroy(). NULL on failure.
  * @retval KVPAGES_STATUS_OUT_OF_HOST_MEMORY  The host has not enough memory.
  * @retval KVPAGES_STATUS_NOT_FOUND  The plan has no such worker.
+ * @retval KVPAGES_STATUS_INVALID_ARGUMENT  Neither the plan nor the config knows
+ *         max_model_len (kind "max_model_len_unknown"), or the config contradicts
+ *         the plan ("bad_values").
  */
 KVPAGES_API
 KVPAGES_MUST_USE

@@ -920,6 +920,8 @@ struct TablesConfig {
     std::uint64_t context_parallel_rank = 0;
     std::uint64_t context_parallel_interleave = 1;
     bool aligned_rows = false;  ///< rows as wide as row_width() says
+    /// Tokens of the longest request. 0: the plan's; a plan from parts has none.
+    std::uint64_t max_model_len = 0;
 
     /// The same for C, without groups.
     kvpages_tables_config c_config() const {
@@ -931,6 +933,7 @@ struct TablesConfig {
         config.context_parallel_rank = context_parallel_rank;
         config.context_parallel_interleave = context_parallel_interleave;
         config.flags = aligned_rows ? KVPAGES_TABLES_ALIGNED_ROWS : 0u;
+        config.max_model_len = max_model_len;
         return config;
     }
 };

@@ -16,7 +16,7 @@ use crate::cache::Blueprint;
 use crate::model::Model;
 use crate::plan::{
     self, Group, GroupSpec, PartGroup, PartTensor, Parts, Plan, PlanConfig, PlanError, Policy,
-    PoolTensor, Worker, WorkerPlan, plan_from_parts,
+    PoolTensor, TableNeeds, TableWishes, Worker, WorkerPlan, plan_from_parts,
 };
 use crate::spec::Limits;
 
@@ -229,8 +229,9 @@ pub struct kvpages_group_info {
     /// Entries of a block-table row for a sequence of max_model_len tokens.
     pub row_blocks: u64,
     /// Entries that a block-table row must have for any request: row_blocks; more
-    /// where cross attention caches more encoder tokens than that, and fewer where
-    /// the layers of a set share their tokens over context-parallel ranks.
+    /// where cross attention caches more encoder tokens than that and where a request
+    /// holds more states than that, and fewer where the layers of a set share their
+    /// tokens over context-parallel ranks.
     pub table_width_blocks: u64,
     /// The most blocks that one request can hold.
     pub blocks_per_request: u64,
@@ -699,9 +700,13 @@ impl PlanHandle {
             .ok_or_else(|| self.no_worker(worker))
     }
 
-    /// What bounds one request.
-    pub(super) fn limits(&self) -> &Limits {
-        &self.plan.config.limits
+    /// What tables of one of its workers must hold.
+    pub(super) fn table_needs(
+        &self,
+        worker: usize,
+        wishes: &TableWishes,
+    ) -> Result<TableNeeds, Failure> {
+        Ok(self.plan.table_needs(self.worker(worker)?, wishes)?)
     }
 
     fn no_worker(&self, worker: usize) -> Failure {

@@ -7,8 +7,7 @@ use super::input;
 use super::plan::kvpages_plan;
 use super::status::{Failure, kvpages_status};
 use super::types::{kvpages_dtype, kvpages_tensor};
-use crate::plan::{Group, WorkerPlan};
-use crate::spec::Limits;
+use crate::plan::TableWishes;
 use crate::tables::{self, GroupConfig, Ranks, RowWrites, Tables, TablesConfig};
 
 /// Which blocks hold each request, and where each token of a step goes, in the
@@ -96,8 +95,12 @@ pub struct kvpages_tables_config {
     pub flags: u32,
     /// Zero.
     pub reserved0: u32,
+    /// Tokens of the longest request, its encoder's too: rows of a plan's groups hold
+    /// them. 0: the plan's number. A plan from parts has none, so it must be set for
+    /// one. Not used without a plan.
+    pub max_model_len: u64,
 }
-extensible!(kvpages_tables_config, reserved0: u32);
+extensible!(kvpages_tables_config, max_model_len: u64);
 
 /// What the table of a group is.
 #[repr(C)]
@@ -204,13 +207,20 @@ pub unsafe extern "C" fn kvpages_tables_create(
 /// Makes tables of a worker's groups. Rows are as long as the plan's
 /// table_width_blocks; state is not shared out to the context-parallel ranks.
 ///
+/// A plan from parts knows neither how long a request gets nor how many ranks there
+/// are: both are the config's, and the cache mode of state is its specs'.
+///
 /// @param plan      Borrowed. Not NULL.
 /// @param worker    Number of the worker in the plan.
-/// @param config    Copied. Not NULL; without groups, and with the plan's number of
-///                  context-parallel ranks or 0.
+/// @param config    Copied. Not NULL; without groups. What the plan knows, of
+///                  num_blocks, max_model_len and context_parallel_size, is 0 or
+///                  the plan's number.
 /// @param[out] out  Owned by the caller: kvpages_tables_destroy(). NULL on failure.
 /// @retval KVPAGES_STATUS_OUT_OF_HOST_MEMORY  The host has not enough memory.
 /// @retval KVPAGES_STATUS_NOT_FOUND  The plan has no such worker.
+/// @retval KVPAGES_STATUS_INVALID_ARGUMENT  Neither the plan nor the config knows
+///         max_model_len (kind "max_model_len_unknown"), or the config contradicts
+///         the plan ("bad_values").
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvpages_tables_create_for_plan(
@@ -224,25 +234,25 @@ pub unsafe extern "C" fn kvpages_tables_create_for_plan(
         let out = unsafe { input::cleared(out, "out") }?;
         // SAFETY: the caller's contract.
         let (plan, given) = unsafe { (handle::shared(plan)?, extensible::read(config)?) };
-        let worker = plan.worker(worker)?;
-        let limits = plan.limits();
         if !given.groups.is_null() || given.num_groups != 0 {
             let message = "kvpages_tables_config.groups are set, but the plan has its own";
             return Err(Failure::invalid("bad_values", message.to_owned()));
         }
-        let num_blocks = or(given.num_blocks, worker.num_blocks);
-        let ranks = or(given.context_parallel_size, limits.context_parallel_size);
-        for (what, value, planned) in [
-            ("num_blocks", num_blocks, worker.num_blocks),
-            ("context_parallel_size", ranks, limits.context_parallel_size),
-        ] {
-            if value != planned {
-                let message = format!("{what} is {value}, the plan has {planned}");
-                return Err(Failure::invalid("bad_values", message));
-            }
-        }
-        let groups = plan_groups(worker, limits)?;
-        *out = create(&given, groups, Some(num_blocks), ranks)?;
+        let stated = |number: u64| (number != 0).then_some(number);
+        let wishes = TableWishes {
+            num_blocks: stated(given.num_blocks),
+            max_model_len: stated(given.max_model_len),
+            context_parallel_size: stated(given.context_parallel_size),
+        };
+        let needs = plan.table_needs(worker, &wishes)?;
+        let groups = needs.rows.iter().map(|rows| GroupConfig {
+            block_size: rows.block_size,
+            kernel_block_size: rows.kernel_block_size,
+            row_blocks: rows.blocks,
+            is_replicated: rows.is_replicated,
+        });
+        let (num_blocks, ranks) = (Some(needs.num_blocks), needs.context_parallel_size);
+        *out = create(&given, groups.collect(), num_blocks, ranks)?;
         Ok(())
     })
 }
@@ -781,19 +791,6 @@ fn read_group(given: &kvpages_table_group) -> Result<GroupConfig, Failure> {
         row_blocks: given.row_blocks,
         is_replicated: replicated == 1,
     })
-}
-
-fn plan_groups(worker: &WorkerPlan, limits: &Limits) -> Result<Vec<GroupConfig>, Failure> {
-    let of_plan = |group: &Group| {
-        let block_size = group.spec.block_size();
-        Ok::<_, Failure>(GroupConfig {
-            block_size,
-            kernel_block_size: group.kernel_block_size.unwrap_or(block_size),
-            row_blocks: group.spec.table_width_blocks(limits)?,
-            is_replicated: group.spec.first().as_state().is_some(),
-        })
-    };
-    worker.groups.iter().map(of_plan).collect()
 }
 
 /// A number of which 0 stands for another.

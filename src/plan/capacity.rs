@@ -149,22 +149,28 @@ impl GroupSpec {
         }
     }
 
-    /// Entries that a block-table row must have for any request of one rank. A request of cross
-    /// attention holds the encoder's tokens, which may be more than the longest sequence has.
+    /// Entries that a block-table row must have for any request of one rank; 0 when the limits are
+    /// not known. The widest row of any layer, since the layers of a group share it: row_blocks()
+    /// of unequal layers leaves out the ranks and the states for speculative tokens. A request of
+    /// cross attention holds the encoder's tokens, which may be more than the longest sequence
+    /// has. One of state may hold more states at once than its tokens fill blocks.
     pub fn table_width_blocks(&self, limits: &Limits) -> Result<u64, DemandError> {
+        if !limits.are_known() {
+            return Ok(0);
+        }
         let tokens = match self.first().is_attention_kind(AttentionKind::Cross) {
             true => limits.max_model_len.max(limits.max_encoder_tokens),
             false => limits.max_model_len,
         };
-        match self {
-            // Of unequal layers too, whose row_blocks() leaves the ranks out.
-            GroupSpec::Set(set) if self.first().as_state().is_none() => {
-                let rows = set.specs().iter();
-                let mut rows = rows.map(|spec| spec.row_blocks(limits, tokens));
-                rows.try_fold(0, |most, blocks| Ok(most.max(blocks?)))
+        let width = |spec: &Arc<Spec>| -> Result<u64, DemandError> {
+            let row = spec.row_blocks(limits, tokens)?;
+            match spec.as_state() {
+                Some(_) => Ok(row.max(spec.blocks_per_request(limits)?)),
+                None => Ok(row),
             }
-            _ => self.row_blocks(limits, tokens),
-        }
+        };
+        let mut widths = self.specs().iter().map(width);
+        widths.try_fold(0, |most, blocks| Ok(most.max(blocks?)))
     }
 
     /// The most blocks one request can hold; 0 when the limits are not known. Layers of a group need

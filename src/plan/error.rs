@@ -511,6 +511,11 @@ pub enum PlanError {
         /// What is wrong and what is allowed.
         problem: String,
     },
+    /// Tables of a plan that an engine made itself, without a length.
+    #[error(
+        "the plan does not know how long a request gets, so the rows of its tables have no length; set max_model_len"
+    )]
+    RowLengthUnknown,
     /// Heads that cannot be spread over ranks.
     #[error(
         "{heads} key-value heads cannot be spread over {ranks} ranks; one number must divide the other"
@@ -569,6 +574,7 @@ impl PlanError {
             PlanError::LayersOverlap { .. } => "layers_overlap",
             PlanError::PerGroupArrayLength { .. } => "per_group_array_length",
             PlanError::PrefixMatchUnitNotDividing { .. } => "prefix_match_unit_not_dividing",
+            PlanError::RowLengthUnknown => "max_model_len_unknown",
             PlanError::HeadsNotDividing { .. } => "heads_not_dividing",
         }
     }

@@ -21,6 +21,7 @@ mod project;
 mod promote;
 #[cfg(test)]
 mod properties;
+mod table_rows;
 #[cfg(test)]
 mod testing;
 #[cfg(test)]
@@ -36,6 +37,7 @@ pub use hybrid_block::{HybridBlock, HybridModel, hybrid_block_size};
 pub use kv_heads::kv_heads_per_rank;
 pub use latent_tuples::layer_tuple_count;
 pub use parts::{PartGroup, PartTensor, Parts, plan_from_parts};
+pub use table_rows::{TableNeeds, TableRows, TableWishes};
 
 use crate::model::Model;
 use crate::num::{MAX, product};

@@ -6,7 +6,10 @@ use super::testing::*;
 use super::*;
 use crate::backend::KernelBlockSize::{Exact, MultipleOf};
 use crate::backend::{Backend, Contract, Preset};
-use crate::spec::{AttentionFields, AttentionKind, QuantMode, StateCacheMode};
+use crate::dtype::Dtype;
+use crate::spec::{
+    AttentionFields, AttentionKind, QuantMode, State, StateCacheMode, StateFields, StateKind,
+};
 
 fn kind<T: std::fmt::Debug>(result: Result<T, PlanError>) -> &'static str {
     result.unwrap_err().kind()
@@ -701,5 +704,45 @@ fn state_modes_count_blocks() {
         config.limits.state_cache_mode = mode;
         let plan = plan_one(&model([state(64)]), 1 << 20, &config).unwrap();
         assert_eq!(plan.workers[0].bytes_per_request, expected * 256);
+    }
+}
+
+/// One group of two states of different sizes: its rows hold the speculative ones too.
+#[test]
+fn rows_of_unequal_states_hold_all_states_of_a_request() {
+    let speculative = |elements| {
+        Spec::State(
+            State::new(StateFields {
+                kind: StateKind::Mamba2,
+                block_size: 64,
+                dtypes: vec![Dtype::F32],
+                ndims: vec![1],
+                dims: vec![elements],
+                page_size_padded: None,
+                cache_mode: StateCacheMode::None,
+                num_speculative_blocks: 2,
+            })
+            .unwrap(),
+        )
+    };
+    for (mode, of_64, of_1000) in [
+        (StateCacheMode::None, 3, 3),
+        (StateCacheMode::Align, 4, 18),
+        (StateCacheMode::All, 3, 18),
+    ] {
+        for layers in [vec![64, 32], vec![64]] {
+            for (tokens, wanted) in [(64, of_64), (1000, of_1000)] {
+                let mut config = config(tokens);
+                config.limits.state_cache_mode = mode;
+                let layers = layers.iter().map(|&elements| speculative(elements));
+                let plan = plan_one(&model(layers), 1 << 20, &config).unwrap();
+                let groups = &plan.workers[0].groups;
+                assert_eq!(groups.len(), 1);
+                let limits = &plan.config.limits;
+                let width = groups[0].spec.table_width_blocks(limits);
+                assert_eq!(width, Ok(wanted), "{mode:?}, {tokens} tokens");
+                assert!(groups[0].spec.blocks_per_request(limits).unwrap() <= wanted);
+            }
+        }
     }
 }
