@@ -569,6 +569,7 @@ impl From<GroupsError> for Failure {
                 Failure::not_found(message).with_kind("layer_missing")
             }
             GroupsError::Sharing(error) => error.into(),
+            GroupsError::OwnerElsewhere { .. } => Failure::invalid("owner_elsewhere", message),
             GroupsError::KernelSpec { error, .. } => Failure::invalid(error.kind(), message),
         }
     }
