@@ -2117,11 +2117,14 @@ typedef struct kvpages_builder_info {
     const char *backend_name;
     /**
      * What the layers store, its block size that of the kernel blocks where there
-     * are any.
+     * are any. Compressed layers keep their own block size when the ratio of one of
+     * their cache group does not divide the kernel block. Their views are not split
+     * in either case: storage_block_size of kvpages_layer_info.
      */
     const struct kvpages_spec *spec;
     /**
-     * The layers, by their number in the worker's model.
+     * The layers, by their number in the worker's model, which is not that in a
+     * cache: kvpages_cache_find_model_layer().
      */
     const size_t *layers;
     /**
@@ -3796,7 +3799,9 @@ const char *kvpages_cache_layer_name(const struct kvpages_cache *cache,
                                      size_t layer);
 
 /**
- * The number of a layer. Look it up once, and ask for views by number.
+ * The number of a layer in this cache, which counts only layers with views. Look
+ * it up once, and ask for views by number. kvpages_block_selection and
+ * kvpages_kv_rows take this number too.
  *
  * @param cache     Borrowed. Not NULL.
  * @param name      Borrowed. Not NULL.
@@ -3813,6 +3818,23 @@ kvpages_status kvpages_cache_find_layer(const struct kvpages_cache *cache,
  * Views of a layer: 1 of an attention layer, one for each state of a state layer.
  *
  * @param cache  Borrowed.
+/**
+ * The number in this cache of a layer that is known by its number in the worker's
+ * model: the one in kvpages_builder_info, and what the calls on kvpages_attention
+ * take. The two differ when a layer before it has no view.
+ *
+ * @param cache        Borrowed. Not NULL.
+ * @param model_layer  Its number in the worker's model.
+ * @param[out] out_layer  Its number in the cache. Not NULL.
+ * @retval KVPAGES_STATUS_NOT_FOUND  The model has no such layer, or it has no view.
+ * @note Cost: one array read; no allocation, no lock.
+ */
+KVPAGES_API
+KVPAGES_MUST_USE
+kvpages_status kvpages_cache_find_model_layer(const struct kvpages_cache *cache,
+                                              size_t model_layer,
+                                              size_t *out_layer);
+
  * @param layer  Less than kvpages_cache_num_layers().
  * @return 0 when there is no such layer.
  */
@@ -4170,7 +4192,8 @@ kvpages_status kvpages_attention_build(struct kvpages_attention *attention,
  *
  * @param attention  Borrowed.
  * @param builder    As in kvpages_step.
- * @param layer      Its number in the worker's model.
+ * @param layer      Its number in the worker's model, which is not that in a cache:
+ *                   kvpages_cache_find_model_layer().
  * @return What the builder of its attention group made. NULL when the layer is in
  *         none, or there was no step.
  */
@@ -4185,7 +4208,8 @@ void *kvpages_attention_layer_metadata(const struct kvpages_attention *attention
  *
  * @param attention  Borrowed. Not NULL.
  * @param builder    As in kvpages_step.
- * @param layer      Its number in the worker's model.
+ * @param layer      Its number in the worker's model, which is not that in a cache:
+ *                   kvpages_cache_find_model_layer().
  * @param[out] out   The step's slot mapping; all zero before the first step. Not
  *                   NULL.
  * @retval KVPAGES_STATUS_NOT_FOUND  There is no such builder, or the layer is in

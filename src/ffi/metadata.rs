@@ -213,7 +213,8 @@ pub unsafe extern "C" fn kvpages_attention_build(
 ///
 /// @param attention  Borrowed.
 /// @param builder    As in kvpages_step.
-/// @param layer      Its number in the worker's model.
+/// @param layer      Its number in the worker's model, which is not that in a cache:
+///                   kvpages_cache_find_model_layer().
 /// @return What the builder of its attention group made. NULL when the layer is in
 ///         none, or there was no step.
 #[unsafe(no_mangle)]
@@ -237,7 +238,8 @@ pub unsafe extern "C" fn kvpages_attention_layer_metadata(
 ///
 /// @param attention  Borrowed. Not NULL.
 /// @param builder    As in kvpages_step.
-/// @param layer      Its number in the worker's model.
+/// @param layer      Its number in the worker's model, which is not that in a cache:
+///                   kvpages_cache_find_model_layer().
 /// @param[out] out   The step's slot mapping; all zero before the first step. Not
 ///                   NULL.
 /// @retval KVPAGES_STATUS_NOT_FOUND  There is no such builder, or the layer is in
