@@ -4,6 +4,7 @@
 #include <kvpages/kvpages.hpp>
 
 #include <cstdint>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -55,7 +56,8 @@ void step_metadata256(benchmark::State& state) {
     kvpages::check(kvpages_attention_create(plan.get(), &attention_config, &attention));
     const std::size_t num_groups = kvpages_attention_num_cache_groups(attention);
 
-    const std::vector<std::int32_t> numbers(kNumRequests + 1);
+    std::vector<std::int32_t> numbers(kNumRequests + 1);
+    std::iota(numbers.begin(), numbers.end(), 0);
     std::vector<std::int32_t> table(kNumRequests * 256);
     std::vector<std::int64_t> slots(kNumRequests);
     const std::int64_t table_shape[] = {kNumRequests, 256}, table_strides[] = {256, 1};

@@ -2304,7 +2304,7 @@ typedef struct kvpages_common_metadata {
      */
     const struct kvpages_request_ranges *multimodal_ranges;
     /**
-     * Number of multimodal_ranges.
+     * Number of multimodal_ranges: num_requests, or 0.
      */
     size_t num_multimodal_requests;
     /**
@@ -2535,7 +2535,7 @@ typedef struct kvpages_step {
      */
     uint64_t num_tokens;
     /**
-     * Most tokens of one request.
+     * Most tokens of one request: no less than query_start_host tells.
      */
     uint64_t max_query_len;
     /**
@@ -2548,7 +2548,9 @@ typedef struct kvpages_step {
      */
     const int32_t *query_start;
     /**
-     * The same for the host. Not NULL.
+     * The same for the host. Not NULL. The first is 0, none is less than the one
+     * before, and the last is num_tokens when there are requests. Padded requests
+     * have no tokens.
      */
     const int32_t *query_start_host;
     /**
@@ -2557,7 +2559,8 @@ typedef struct kvpages_step {
      */
     const int32_t *seq_lens;
     /**
-     * Numbers that are at least those, for the host. May be NULL.
+     * Numbers that are at least those, for the host, and so no less than the
+     * request's tokens in the step. May be NULL.
      */
     const int32_t *seq_lens_host_bound;
     /**
@@ -2579,7 +2582,7 @@ typedef struct kvpages_step {
      */
     const struct kvpages_request_ranges *multimodal_ranges;
     /**
-     * Number of multimodal_ranges.
+     * Number of multimodal_ranges: num_requests, or 0.
      */
     size_t num_multimodal_requests;
     /**
@@ -2593,7 +2596,8 @@ typedef struct kvpages_step {
     const uint8_t *causal_by_request;
     /**
      * By cache group, kernel blocks of each request: i32 [at least num_requests,
-     * blocks]. All zero for a group without cache.
+     * blocks]. The stride of blocks is 1; rows do not overlap, so theirs is at
+     * least the number of blocks. All zero for a group without cache.
      */
     const struct kvpages_tensor *block_tables;
     /**
@@ -2601,9 +2605,9 @@ typedef struct kvpages_step {
      */
     size_t num_block_tables;
     /**
-     * By cache group, slot of each token: i64 [at least num_tokens]. All zero for
-     * a group without cache. Shapes and strides are Kept until the next build of
-     * the same builder.
+     * By cache group, slot of each token: i64 [at least num_tokens], stride 1. All
+     * zero for a group without cache. Shapes and strides are Kept until the next
+     * build of the same builder.
      */
     const struct kvpages_tensor *slot_mappings;
     /**
@@ -3815,10 +3819,6 @@ kvpages_status kvpages_cache_find_layer(const struct kvpages_cache *cache,
                                         size_t *out_layer);
 
 /**
- * Views of a layer: 1 of an attention layer, one for each state of a state layer.
- *
- * @param cache  Borrowed.
-/**
  * The number in this cache of a layer that is known by its number in the worker's
  * model: the one in kvpages_builder_info, and what the calls on kvpages_attention
  * take. The two differ when a layer before it has no view.
@@ -3835,6 +3835,10 @@ kvpages_status kvpages_cache_find_model_layer(const struct kvpages_cache *cache,
                                               size_t model_layer,
                                               size_t *out_layer);
 
+/**
+ * Views of a layer: 1 of an attention layer, one for each state of a state layer.
+ *
+ * @param cache  Borrowed.
  * @param layer  Less than kvpages_cache_num_layers().
  * @return 0 when there is no such layer.
  */
