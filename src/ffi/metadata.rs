@@ -552,12 +552,11 @@ unsafe fn check_requests(step: &kvpages_step) -> Result<(), Failure> {
             "query_start_host",
         )
     }?;
-    let bounds = match step.seq_lens_host_bound.is_null() {
-        true => &[],
+    let bounds = if step.seq_lens_host_bound.is_null() {
+        &[]
+    } else {
         // SAFETY: the caller's contract.
-        false => {
-            unsafe { input::array(step.seq_lens_host_bound, requests, "seq_lens_host_bound") }?
-        }
+        unsafe { input::array(step.seq_lens_host_bound, requests, "seq_lens_host_bound") }?
     };
     let wrong = |message| Err(Failure::invalid("step_array", message));
     if let Some(first) = starts.first().filter(|&&first| first != 0) {
