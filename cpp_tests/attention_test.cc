@@ -230,6 +230,54 @@ TEST(Attention, S15_KernelBlocksDivideTheBlock) {
     }
 }
 
+// Block sizes that the builders of one cache group of compressed layers are told.
+std::vector<std::uint64_t> builder_blocks(const std::vector<std::uint64_t>& ratios,
+                                          std::uint64_t kernel_block_size) {
+    const Model m = model();
+    BackendOptions options;
+    options.layout = latent;
+    Parts parts;
+    parts.num_blocks = 2;
+    parts.groups.emplace_back();
+    for (const std::uint64_t ratio : ratios) {
+        kvpages_spec spec = mla(256, 512, KVPAGES_DTYPE_U8);
+        spec.cache_dtype = "fp8_ds_mla";
+        spec.model_version = "deepseek_v4";
+        spec.compress_ratio = ratio;
+        spec.alignment_bytes = 576;
+        const std::string name = std::to_string(ratio);
+        add(m, name, spec, backend(options));
+        parts.groups[0].layers.push_back(name);
+        parts.tensors.push_back({2 * page_bytes(spec), {name}});
+    }
+    parts.kernel_block_sizes = {kernel_block_size};
+    const Plan plan = plan_from(m, parts);
+    std::vector<std::uint64_t> told;
+    kvpages_builder_callbacks callbacks = KVPAGES_BUILDER_CALLBACKS_INIT;
+    callbacks.user = &told;
+    callbacks.create = [](void* user, const kvpages_builder_info* info, void**) {
+        static_cast<std::vector<std::uint64_t>*>(user)->push_back(info->spec->block_size);
+        return 0;
+    };
+    callbacks.build = [](void*, void*, const kvpages_common_metadata*, void*, void**) { return 0; };
+    callbacks.destroy = [](void*, void*) {};
+    kvpages_attention_config config = KVPAGES_ATTENTION_CONFIG_INIT;
+    config.callbacks = &callbacks;
+    attention(plan, config);
+    return told;
+}
+
+TEST(Attention, CompressedLayersKeepABlockThatCannotBeSplit) {
+    using Blocks = std::vector<std::uint64_t>;
+    EXPECT_EQ(builder_blocks({4}, 256), Blocks{256});
+    EXPECT_EQ(builder_blocks({4, 128}, 256), (Blocks{256, 256}));
+    // 128 does not divide 64, and layers of one group go by one block.
+    EXPECT_EQ(builder_blocks({128}, 64), Blocks{256});
+    EXPECT_EQ(builder_blocks({4, 128}, 64), (Blocks{256, 256}));
+    // As recorded: compressed_split of groups.json.
+    EXPECT_EQ(builder_blocks({4}, 64), Blocks{64});
+}
+
 TEST(Attention, GroupsComeInTheOrderOfThePlan) {
     const Two two;
     EXPECT_EQ(layers_of(attention(two.plan)), all_of_two);
@@ -527,10 +575,10 @@ TEST(Hpp, ABuildersExceptionComesOut) {
         auto moved = std::move(made);
         EXPECT_EQ(moved.group_layers(0, 1), Names{"l.1"});
         const std::int32_t start = 0;
-        const std::int64_t table_shape[] = {0, 1}, slots_shape[] = {13};
+        const std::int64_t table_shape[] = {0, 1}, slots_shape[] = {13}, slots_strides[] = {1};
         std::int64_t slots[13] = {};
         const kvpages_tensor table{nullptr, table_shape, table_shape, KVPAGES_DTYPE_I32, 2};
-        const kvpages_tensor mapping{slots, slots_shape, slots_shape, KVPAGES_DTYPE_I64, 1};
+        const kvpages_tensor mapping{slots, slots_shape, slots_strides, KVPAGES_DTYPE_I64, 1};
         kvpages_step step = KVPAGES_STEP_INIT;
         step.query_start = step.query_start_host = &start;
         step.block_tables = &table;

@@ -74,6 +74,22 @@ TEST(Cache, LayersAreFoundByNameAndNumber) {
         EXPECT_TRUE(fails(kvpages_cache_find_layer(c.get(), name, &number),
                           KVPAGES_STATUS_NOT_FOUND, "not_found", {name}));
     }
+    // Model layers 1 and 2 have no view, so the numbers behind them differ.
+    const auto of_model = [&](std::size_t layer) {
+        return kvpages_cache_find_model_layer(c.get(), layer, &number);
+    };
+    for (const auto& [in_model, in_cache] : {std::pair{0, 0}, std::pair{3, 1}, std::pair{4, 2}}) {
+        must(of_model(in_model));
+        EXPECT_EQ(number, static_cast<std::size_t>(in_cache));
+    }
+    for (const std::size_t layer : {std::size_t{1}, std::size_t{2}, std::size_t{5}, SIZE_MAX}) {
+        number = 7;
+        EXPECT_TRUE(fails(of_model(layer), KVPAGES_STATUS_NOT_FOUND, "not_found",
+                          {std::to_string(layer)}));
+        EXPECT_EQ(number, 0u);
+    }
+    EXPECT_EQ(kvpages_cache_find_model_layer(nullptr, 0, &number), KVPAGES_STATUS_NULL_ARGUMENT);
+    EXPECT_EQ(kvpages_cache_find_model_layer(c.get(), 0, nullptr), KVPAGES_STATUS_NULL_ARGUMENT);
 }
 
 TEST(Cache, WhatALayerIs) {

@@ -652,12 +652,12 @@ TEST(HostileStep, StepsThatDoNotFit) {
          [](auto&, auto* t, auto*) { t[0].ndim = UINT32_MAX; }},
         {"type", kInvalid, "step_tensor", {"cache group 0", "block_tables"},
          [](auto&, auto* t, auto*) { t[0].dtype = KVPAGES_DTYPE_I64; }},
-        {"ranges of one request", kInvalid, "bad_values", {"multimodal_ranges", "1", "2 requests"},
+        {"ranges of one request", kInvalid, "step_array", {"num_multimodal_requests", "1", "2 requests"},
          [](auto& s, auto*, auto*) {
              s.multimodal_ranges = ranges;
              s.num_multimodal_requests = 1;
          }},
-        {"ranges of three", kInvalid, "bad_values", {"multimodal_ranges", "3", "2 requests"},
+        {"ranges of three", kInvalid, "step_array", {"num_multimodal_requests", "3", "2 requests"},
          [](auto& s, auto*, auto*) {
              s.multimodal_ranges = ranges;
              s.num_multimodal_requests = 3;

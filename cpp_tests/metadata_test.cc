@@ -220,6 +220,8 @@ TEST(Metadata, HostileSteps) {
     static std::int64_t one[] = {1, 1};
     static std::int64_t negative[] = {-1, 1};
     static std::uint32_t causality[] = {0, 3};
+    static std::int32_t bounds[] = {3, 0};
+    static kvpages_request_ranges ranges[] = {{nullptr, 0}, {nullptr, 1}};
     const std::vector<Case> cases{
         {"size", invalid, "struct_size", {}, [](Step& s) { s.step.struct_size = 24; }},
         {"query start", null, "null_argument", {"query_start"},
@@ -273,6 +275,45 @@ TEST(Metadata, HostileSteps) {
          [](Step& s) { s.tables[1].data = nullptr; }},
         {"shape", null, "null_argument", {"cache group 1"},
          [](Step& s) { s.tables[1].shape = nullptr; }},
+        {"one request's ranges", invalid, "step_array", {"num_multimodal_requests", "1", "2"},
+         [](Step& s) {
+             s.step.multimodal_ranges = ranges;
+             s.step.num_multimodal_requests = 1;
+         }},
+        {"null ranges", null, "null_argument", {"multimodal_ranges", "entry 1"},
+         [](Step& s) {
+             s.step.multimodal_ranges = ranges;
+             s.step.num_multimodal_requests = 2;
+         }},
+        {"first start", invalid, "step_array", {"query_start_host", "1"},
+         [](Step& s) { s.query_start[0] = 1; }},
+        {"starts", invalid, "step_array", {"query_start_host", "request 0", "-1"},
+         [](Step& s) { s.query_start[1] = -1; }},
+        {"falling starts", invalid, "step_array", {"query_start_host", "request 1", "4", "5"},
+         [](Step& s) { s.query_start[1] = 5; }},
+        {"lowest and highest", invalid, "step_array", {"query_start_host", "request 1"},
+         [](Step& s) {
+             s.query_start[1] = INT32_MAX;
+             s.query_start[2] = INT32_MIN;
+         }},
+        {"end", invalid, "step_array", {"query_start_host", "900", "4 tokens"},
+         [](Step& s) { s.query_start[2] = 900; }},
+        {"fewer tokens", invalid, "step_array", {"query_start_host", "3 tokens"},
+         [](Step& s) { s.step.num_tokens = 3; }},
+        {"query length", invalid, "step_array", {"request 0", "3 tokens", "max_query_len is 2"},
+         [](Step& s) { s.step.max_query_len = 2; }},
+        {"bounds", invalid, "step_array", {"seq_lens_host_bound", "request 1", "0", "1 tokens"},
+         [](Step& s) { s.step.seq_lens_host_bound = bounds; }},
+        {"inner stride", invalid, "step_tensor", {"cache group 0", "block_tables", "7"},
+         [](Step& s) { s.table_strides[1] = 7; }},
+        {"row stride", invalid, "step_tensor", {"cache group 0", "block_tables", "2"},
+         [](Step& s) { s.table_strides[0] = 2; }},
+        {"no row stride", invalid, "step_tensor", {"cache group 0", "block_tables", "0"},
+         [](Step& s) { s.table_strides[0] = 0; }},
+        {"negative width", invalid, "step_tensor", {"cache group 0", "block_tables", "-3"},
+         [](Step& s) { s.table_shape[1] = -3; }},
+        {"slot stride", invalid, "step_tensor", {"cache group 0", "slot_mappings", "2"},
+         [](Step& s) { s.slots_strides[0] = 2; }},
         {"absent", invalid, "step_tensor", {"cache group 1"},
          [](Step& s) { s.tables[1] = kvpages_tensor{}; }},
     };
@@ -297,6 +338,29 @@ TEST(Metadata, HostileSteps) {
               KVPAGES_STATUS_NOT_FOUND);
     EXPECT_EQ(kvpages_attention_get_slot_mapping(s.attention.get(), 0, 0, nullptr),
               KVPAGES_STATUS_NULL_ARGUMENT);
+}
+
+TEST(Metadata, StepsThatArePaddedOrSmall) {
+    Step s;
+    // A padded request has no tokens; bounds and rows may be larger.
+    s.query_start[1] = 4;
+    s.step.max_query_len = 9;
+    const std::int32_t bounds[] = {4, 0};
+    s.step.seq_lens_host_bound = bounds;
+    s.table_strides[0] = 8;
+    const kvpages_range range{0, 2};
+    const kvpages_request_ranges ranges[] = {{&range, 1}, {nullptr, 0}};
+    s.step.multimodal_ranges = ranges;
+    s.step.num_multimodal_requests = 2;
+    must(s.build());
+    EXPECT_EQ(s.seen[0].num_multimodal_requests, 2u);
+    // Nobody steps over what is one entry.
+    Step one;
+    one.step.num_requests = one.step.num_tokens = 1;
+    one.query_start[1] = 1;
+    one.table_shape[0] = one.table_shape[1] = one.slots_shape[0] = 1;
+    one.table_strides[0] = one.table_strides[1] = one.slots_strides[0] = 0;
+    must(one.build());
 }
 
 TEST(Metadata, AGroupWithoutCacheNeedsNoTensors) {
@@ -377,6 +441,13 @@ TEST(Multimodal, HostileInput) {
     EXPECT_TRUE(fails(call(), KVPAGES_STATUS_INVALID_ARGUMENT, "bad_values"));
     EXPECT_EQ(count, 0u);
     EXPECT_EQ(range.first, 9);
+    // The number of an item is told once.
+    std::vector<kvpages_multimodal_item> items(3, {KVPAGES_MODALITY_IMAGE, 0, 0, 1, nullptr});
+    items[2].offset = -5;
+    EXPECT_TRUE(fails(kvpages_multimodal_ranges(items.data(), items.size(), KVPAGES_NO_WINDOW,
+                                                &range, 1, &count),
+                      KVPAGES_STATUS_INVALID_ARGUMENT, "bad_values", {"entry 2: offset -5"}));
+    EXPECT_EQ(std::string(kvpages_last_error_message()).find("item"), std::string::npos);
 }
 
 }  // namespace

@@ -145,6 +145,7 @@ fn a_step_takes_no_memory() {
         assert_eq!(kvpages_attention_num_groups(attention, 0), 2);
 
         let mut numbers = [0i32; 6];
+        let starts = [0i32, 3, 4];
         let mut slots = [0i64; 4];
         let (table_shape, table_strides) = ([2i64, 3], [3i64, 1]);
         let (slots_shape, slots_strides) = ([4i64], [1i64]);
@@ -166,8 +167,9 @@ fn a_step_takes_no_memory() {
             step.struct_size = size_of::<kvpages_step>();
             step.num_requests = 2;
             step.num_tokens = 4;
-            step.query_start = numbers.as_ptr();
-            step.query_start_host = numbers.as_ptr();
+            step.max_query_len = 3;
+            step.query_start = starts.as_ptr();
+            step.query_start_host = starts.as_ptr();
             step.seq_lens = numbers.as_ptr();
             step.block_tables = tables.as_ptr();
             step.num_block_tables = 2;

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -42,10 +43,11 @@ public:
                        {table_.data(), table_shape_, table_strides_, KVPAGES_DTYPE_I32, 2});
         mappings_.assign(num_groups,
                          {slots_.data(), slots_shape_, slots_strides_, KVPAGES_DTYPE_I64, 1});
+        std::iota(starts_.begin(), starts_.end(), 0);
         step_.num_requests = step_.num_tokens = kNumRequests;
         step_.max_query_len = 1;
         step_.max_seq_len = 4096;
-        step_.query_start = step_.query_start_host = step_.seq_lens = numbers_.data();
+        step_.query_start = step_.query_start_host = step_.seq_lens = starts_.data();
         step_.block_tables = tables_.data();
         step_.slot_mappings = mappings_.data();
         step_.num_block_tables = step_.num_slot_mappings = step_.num_cache_groups = num_groups;
@@ -87,7 +89,7 @@ private:
 
     int metadata_ = 0;
     kvpages_attention* attention_ = nullptr;
-    std::vector<std::int32_t> numbers_ = std::vector<std::int32_t>(kNumRequests + 1);
+    std::vector<std::int32_t> starts_ = std::vector<std::int32_t>(kNumRequests + 1);
     std::vector<std::int32_t> table_ = std::vector<std::int32_t>(kNumRequests * 256);
     std::vector<std::int64_t> slots_ = std::vector<std::int64_t>(kNumRequests);
     std::vector<kvpages_tensor> tables_, mappings_;

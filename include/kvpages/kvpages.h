@@ -2118,11 +2118,14 @@ typedef struct kvpages_builder_info {
     const char *backend_name;
     /**
      * What the layers store, its block size that of the kernel blocks where there
-     * are any.
+     * are any. Compressed layers keep their own block size when the ratio of one of
+     * their cache group does not divide the kernel block. Their views are not split
+     * in either case: storage_block_size of kvpages_layer_info.
      */
     const struct kvpages_spec *spec;
     /**
-     * The layers, by their number in the worker's model.
+     * The layers, by their number in the worker's model, which is not that in a
+     * cache: kvpages_cache_find_model_layer().
      */
     const size_t *layers;
     /**
@@ -2302,7 +2305,7 @@ typedef struct kvpages_common_metadata {
      */
     const struct kvpages_request_ranges *multimodal_ranges;
     /**
-     * Number of multimodal_ranges.
+     * Number of multimodal_ranges: num_requests, or 0.
      */
     size_t num_multimodal_requests;
     /**
@@ -2533,7 +2536,7 @@ typedef struct kvpages_step {
      */
     uint64_t num_tokens;
     /**
-     * Most tokens of one request.
+     * Most tokens of one request: no less than query_start_host tells.
      */
     uint64_t max_query_len;
     /**
@@ -2546,7 +2549,8 @@ typedef struct kvpages_step {
      */
     const int32_t *query_start;
     /**
-     * The same for the host. Not NULL.
+     * The same for the host. Not NULL. The first is 0, none is less than the one
+     * before, and the last is at most num_tokens. Padded requests have no tokens.
      */
     const int32_t *query_start_host;
     /**
@@ -2555,7 +2559,8 @@ typedef struct kvpages_step {
      */
     const int32_t *seq_lens;
     /**
-     * Numbers that are at least those, for the host. May be NULL.
+     * Numbers that are at least those, for the host, and so no less than the
+     * request's tokens in the step. May be NULL.
      */
     const int32_t *seq_lens_host_bound;
     /**
@@ -2577,7 +2582,7 @@ typedef struct kvpages_step {
      */
     const struct kvpages_request_ranges *multimodal_ranges;
     /**
-     * Number of multimodal_ranges: num_requests where there are any.
+     * Number of multimodal_ranges: num_requests, or 0.
      */
     size_t num_multimodal_requests;
     /**
@@ -2591,7 +2596,8 @@ typedef struct kvpages_step {
     const uint8_t *causal_by_request;
     /**
      * By cache group, kernel blocks of each request: i32 [at least num_requests,
-     * blocks]. All zero for a group without cache.
+     * blocks]. The stride of blocks is 1; rows do not overlap, so theirs is at
+     * least the number of blocks. All zero for a group without cache.
      */
     const struct kvpages_tensor *block_tables;
     /**
@@ -2599,9 +2605,9 @@ typedef struct kvpages_step {
      */
     size_t num_block_tables;
     /**
-     * By cache group, slot of each token: i64 [at least num_tokens]. All zero for
-     * a group without cache. Shapes and strides are Kept until the next build of
-     * the same builder.
+     * By cache group, slot of each token: i64 [at least num_tokens], stride 1. All
+     * zero for a group without cache. Shapes and strides are Kept until the next
+     * build of the same builder.
      */
     const struct kvpages_tensor *slot_mappings;
     /**
@@ -3808,7 +3814,9 @@ const char *kvpages_cache_layer_name(const struct kvpages_cache *cache,
                                      size_t layer);
 
 /**
- * The number of a layer. Look it up once, and ask for views by number.
+ * The number of a layer in this cache, which counts only layers with views. Look
+ * it up once, and ask for views by number. kvpages_block_selection and
+ * kvpages_kv_rows take this number too.
  *
  * @param cache     Borrowed. Not NULL.
  * @param name      Borrowed. Not NULL.
@@ -3820,6 +3828,23 @@ KVPAGES_MUST_USE
 kvpages_status kvpages_cache_find_layer(const struct kvpages_cache *cache,
                                         const char *name,
                                         size_t *out_layer);
+
+/**
+ * The number in this cache of a layer that is known by its number in the worker's
+ * model: the one in kvpages_builder_info, and what the calls on kvpages_attention
+ * take. The two differ when a layer before it has no view.
+ *
+ * @param cache        Borrowed. Not NULL.
+ * @param model_layer  Its number in the worker's model.
+ * @param[out] out_layer  Its number in the cache. Not NULL.
+ * @retval KVPAGES_STATUS_NOT_FOUND  The model has no such layer, or it has no view.
+ * @note Cost: one array read; no allocation, no lock.
+ */
+KVPAGES_API
+KVPAGES_MUST_USE
+kvpages_status kvpages_cache_find_model_layer(const struct kvpages_cache *cache,
+                                              size_t model_layer,
+                                              size_t *out_layer);
 
 /**
  * Views of a layer: 1 of an attention layer, one for each state of a state layer.
@@ -4182,7 +4207,8 @@ kvpages_status kvpages_attention_build(struct kvpages_attention *attention,
  *
  * @param attention  Borrowed.
  * @param builder    As in kvpages_step.
- * @param layer      Its number in the worker's model.
+ * @param layer      Its number in the worker's model, which is not that in a cache:
+ *                   kvpages_cache_find_model_layer().
  * @return What the builder of its attention group made. NULL when the layer is in
  *         none, or there was no step.
  */
@@ -4197,7 +4223,8 @@ void *kvpages_attention_layer_metadata(const struct kvpages_attention *attention
  *
  * @param attention  Borrowed. Not NULL.
  * @param builder    As in kvpages_step.
- * @param layer      Its number in the worker's model.
+ * @param layer      Its number in the worker's model, which is not that in a cache:
+ *                   kvpages_cache_find_model_layer().
  * @param[out] out   The step's slot mapping; all zero before the first step. Not
  *                   NULL.
  * @retval KVPAGES_STATUS_NOT_FOUND  There is no such builder, or the layer is in

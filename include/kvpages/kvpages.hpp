@@ -839,6 +839,13 @@ public:
         check(kvpages_cache_find_layer(get(), name.c_str(), &layer));
         return layer;
     }
+    /// The number in this cache of a layer that is known by its number in the worker's
+    /// model, as builders are told it.
+    std::size_t find_model_layer(std::size_t model_layer) const {
+        std::size_t layer = 0;
+        check(kvpages_cache_find_model_layer(get(), model_layer, &layer));
+        return layer;
+    }
 
     Tensor view(std::size_t layer, std::size_t state = 0) const {
         kvpages_tensor tensor{};

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::backend::Backend;
 use crate::model::SharingError;
-use crate::plan::WorkerPlan;
+use crate::plan::{Group, WorkerPlan};
 use crate::spec::{Spec, SpecError};
 
 /// The attention groups of one worker, cache group by cache group.
@@ -61,6 +61,16 @@ pub enum GroupsError {
     /// Sharing that does not resolve.
     #[error(transparent)]
     Sharing(#[from] SharingError),
+    /// A layer whose owner is in another cache group than it, or in none.
+    #[error("layer {layer}: its owner {owner} is not in cache group {cache_group}")]
+    OwnerElsewhere {
+        /// The layer.
+        layer: String,
+        /// The layer whose pages it reads.
+        owner: String,
+        /// The cache group that the layer is in.
+        cache_group: usize,
+    },
     /// Layers that cannot be read in the group's kernel blocks.
     #[error("layer {layer}: in kernel blocks of {kernel_block_size} tokens: {error}")]
     KernelSpec {
@@ -88,6 +98,7 @@ impl AttentionGroups {
             for (place, &layer) in cache_group.layers.iter().enumerate() {
                 place_of_owner.insert(layer, place);
             }
+            let splits_compressed = splits_compressed(cache_group);
             let mut groups: Vec<AttentionGroup> = Vec::new();
             let mut known: HashMap<(&str, &Spec, u32), usize> = HashMap::new();
             for &layer in cache_group.layers.iter().chain(&cache_group.sharing_layers) {
@@ -98,14 +109,22 @@ impl AttentionGroups {
                 if !is_active[layer] {
                     continue;
                 }
-                let place = place_of_owner.get(&owners[layer]).copied();
-                let spec = cache_group.spec.spec_of(place.unwrap_or(0));
+                let place = place_of_owner.get(&owners[layer]);
+                let &place = place.ok_or_else(|| GroupsError::OwnerElsewhere {
+                    layer: layers[layer].name.to_string(),
+                    owner: layers[owners[layer]].name.to_string(),
+                    cache_group: number,
+                })?;
+                let spec = cache_group.spec.spec_of(place);
                 let heads = layers[layer].num_query_heads;
                 let group = *known
                     .entry((backend.name(), &**spec, heads))
                     .or_insert(groups.len());
                 if group == groups.len() {
-                    let kernel = cache_group.kernel_block_size;
+                    let kernel = match is_compressed(spec) && !splits_compressed {
+                        true => None,
+                        false => cache_group.kernel_block_size,
+                    };
                     groups.push(AttentionGroup {
                         backend: Arc::clone(backend),
                         spec: Arc::clone(spec),
@@ -175,6 +194,20 @@ fn active_layers(plan: &WorkerPlan, active: Option<&[&str]>) -> Result<Vec<bool>
         is_active[layer] = true;
     }
     Ok(is_active)
+}
+
+fn is_compressed(spec: &Spec) -> bool {
+    spec.storage_block_size() != spec.block_size()
+}
+
+/// Whether all compressed layers of a cache group can be told of in kernel blocks: those that
+/// cannot would follow another block size than the rest.
+fn splits_compressed(group: &Group) -> bool {
+    let Some(size) = group.kernel_block_size else {
+        return true;
+    };
+    let mut specs = group.spec.specs().iter();
+    specs.all(|spec| !is_compressed(spec) || spec.with_block_size(size).is_ok())
 }
 
 fn kernel_spec(

@@ -55,20 +55,16 @@ pub struct TokenRange {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum MultimodalError {
     /// A position or a length below 0, or one that leaves 63 bits.
-    #[error("item {item}: offset {offset} and length {length} are no tokens of a sequence")]
+    #[error("offset {offset} and length {length} are no tokens of a sequence")]
     Place {
-        /// The item.
-        item: usize,
         /// Where it is said to start.
         offset: i64,
         /// How long it is said to be.
         length: i64,
     },
     /// A mask with another number of flags than the item has tokens.
-    #[error("item {item}: {flags} flags for {length} tokens")]
+    #[error("{flags} flags for {length} tokens")]
     MaskLength {
-        /// The item.
-        item: usize,
         /// Its flags.
         flags: usize,
         /// Its tokens.
@@ -76,57 +72,49 @@ pub enum MultimodalError {
     },
 }
 
-/// Calls `visit` with each run of embedded tokens of images and videos, in order. Runs longer
+/// Calls `visit` with each run of embedded tokens of an image or video, in order. Runs longer
 /// than `window` are left out: their first tokens would see past it. An empty item has none.
-pub fn visit_ranges<'a>(
-    items: impl IntoIterator<Item = MultimodalItem<'a>>,
+pub fn visit_ranges(
+    item: &MultimodalItem<'_>,
     window: Option<u64>,
     mut visit: impl FnMut(TokenRange),
 ) -> Result<(), MultimodalError> {
-    for (number, item) in items.into_iter().enumerate() {
-        check(number, &item)?;
-        if !item.modality.attends_both_ways() {
-            continue;
-        }
-        let mut run = |start: i64, end: i64| {
-            if start < end && window.is_none_or(|window| start.abs_diff(end) <= window) {
-                visit(TokenRange {
-                    first: item.offset + start,
-                    last: item.offset + end - 1,
-                });
-            }
-        };
-        let Some(mask) = item.is_embedded else {
-            run(0, item.length);
-            continue;
-        };
-        let mut start = 0;
-        for (token, &embedded) in (0..).zip(mask) {
-            if embedded == 0 {
-                run(start, token);
-                start = token + 1;
-            }
-        }
-        run(start, item.length);
+    check(item)?;
+    if !item.modality.attends_both_ways() {
+        return Ok(());
     }
+    let mut run = |start: i64, end: i64| {
+        if start < end && window.is_none_or(|window| start.abs_diff(end) <= window) {
+            visit(TokenRange {
+                first: item.offset + start,
+                last: item.offset + end - 1,
+            });
+        }
+    };
+    let Some(mask) = item.is_embedded else {
+        run(0, item.length);
+        return Ok(());
+    };
+    let mut start = 0;
+    for (token, &embedded) in (0..).zip(mask) {
+        if embedded == 0 {
+            run(start, token);
+            start = token + 1;
+        }
+    }
+    run(start, item.length);
     Ok(())
 }
 
-fn check(number: usize, item: &MultimodalItem<'_>) -> Result<(), MultimodalError> {
+fn check(item: &MultimodalItem<'_>) -> Result<(), MultimodalError> {
     let (offset, length) = (item.offset, item.length);
     if offset < 0 || length < 0 || offset.checked_add(length).is_none() {
-        return Err(MultimodalError::Place {
-            item: number,
-            offset,
-            length,
-        });
+        return Err(MultimodalError::Place { offset, length });
     }
     match item.is_embedded.map(<[u8]>::len) {
-        Some(flags) if flags as u64 != length.unsigned_abs() => Err(MultimodalError::MaskLength {
-            item: number,
-            flags,
-            length,
-        }),
+        Some(flags) if flags as u64 != length.unsigned_abs() => {
+            Err(MultimodalError::MaskLength { flags, length })
+        }
         _ => Ok(()),
     }
 }
@@ -147,10 +135,9 @@ mod tests {
 
     fn ranges(items: &[MultimodalItem<'_>], window: Option<u64>) -> Vec<(i64, i64)> {
         let mut all = Vec::new();
-        visit_ranges(items.iter().copied(), window, |r| {
-            all.push((r.first, r.last))
-        })
-        .unwrap();
+        for item in items {
+            visit_ranges(item, window, |r| all.push((r.first, r.last))).unwrap();
+        }
         all
     }
 
@@ -181,11 +168,11 @@ mod tests {
 
     #[test]
     fn what_is_no_run_of_tokens_is_refused() {
-        let refused = |item| visit_ranges([item], None, |_| ()).unwrap_err();
+        let refused = |item| visit_ranges(&item, None, |_| ()).unwrap_err();
         for (offset, length) in [(-1, 2), (3, -1), (i64::MAX, 1), (1, i64::MAX)] {
             assert!(matches!(
                 refused(image(offset, length, None)),
-                MultimodalError::Place { item: 0, .. }
+                MultimodalError::Place { .. }
             ));
         }
         assert!(matches!(

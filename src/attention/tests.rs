@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 
-use super::{AttentionGroups, BuilderInfo, BuilderSource, Builders, BuildersError};
+use super::{AttentionGroups, BuilderInfo, BuilderSource, Builders, BuildersError, GroupsError};
 use crate::backend::{Backend, GraphSupport, Preset};
 use crate::dtype::Dtype;
 use crate::model::Model;
@@ -136,6 +136,25 @@ impl BuilderSource for Source<'_> {
     fn destroy(&self, _: usize, builder: usize) {
         assert_eq!(self.alive.borrow_mut().pop(), Some(builder));
     }
+}
+
+#[test]
+fn a_layer_without_its_owner_is_refused() {
+    let mut plan = plan_of(&vec![
+        (false, false, 1, None),
+        (false, false, 1, None),
+        (false, false, 1, Some(1)),
+    ]);
+    let worker = &mut plan.workers[0];
+    assert!(AttentionGroups::new(worker, None).is_ok());
+    worker.groups[0].layers.retain(|&layer| layer != 1);
+    let error = AttentionGroups::new(worker, None).unwrap_err();
+    let wanted = GroupsError::OwnerElsewhere {
+        layer: "l.2".to_owned(),
+        owner: "l.1".to_owned(),
+        cache_group: 0,
+    };
+    assert_eq!(error, wanted);
 }
 
 proptest! {

@@ -203,6 +203,11 @@ impl Blueprint {
     pub fn find(&self, name: &str) -> Option<usize> {
         self.model.find(name).and_then(|layer| self.place[layer])
     }
+
+    /// The same by the layer's number in the model.
+    pub fn find_number(&self, layer: usize) -> Option<usize> {
+        *self.place.get(layer)?
+    }
 }
 
 /// What a layer of the model is in the plan.

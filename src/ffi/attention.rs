@@ -53,9 +53,12 @@ pub struct kvpages_builder_info {
     /// Name of the backend that reads the layers.
     pub backend_name: *const c_char,
     /// What the layers store, its block size that of the kernel blocks where there
-    /// are any.
+    /// are any. Compressed layers keep their own block size when the ratio of one of
+    /// their cache group does not divide the kernel block. Their views are not split
+    /// in either case: storage_block_size of kvpages_layer_info.
     pub spec: *const kvpages_spec,
-    /// The layers, by their number in the worker's model.
+    /// The layers, by their number in the worker's model, which is not that in a
+    /// cache: kvpages_cache_find_model_layer().
     pub layers: *const usize,
     /// Number of layers.
     pub num_layers: usize,
@@ -569,6 +572,7 @@ impl From<GroupsError> for Failure {
                 Failure::not_found(message).with_kind("layer_missing")
             }
             GroupsError::Sharing(error) => error.into(),
+            GroupsError::OwnerElsewhere { .. } => Failure::invalid("owner_elsewhere", message),
             GroupsError::KernelSpec { error, .. } => Failure::invalid(error.kind(), message),
         }
     }

@@ -235,7 +235,9 @@ pub unsafe extern "C" fn kvpages_cache_layer_name(
     }
 }
 
-/// The number of a layer. Look it up once, and ask for views by number.
+/// The number of a layer in this cache, which counts only layers with views. Look
+/// it up once, and ask for views by number. kvpages_block_selection and
+/// kvpages_kv_rows take this number too.
 ///
 /// @param cache     Borrowed. Not NULL.
 /// @param name      Borrowed. Not NULL.
@@ -258,6 +260,40 @@ pub unsafe extern "C" fn kvpages_cache_find_layer(
                 let found = cache.blueprint().find(name);
                 *out = found.ok_or_else(|| {
                     Failure::not_found(format!("the cache has no layer of the name {name}"))
+                })?;
+                Ok(())
+            },
+        )
+    }
+}
+
+/// The number in this cache of a layer that is known by its number in the worker's
+/// model: the one in kvpages_builder_info, and what the calls on kvpages_attention
+/// take. The two differ when a layer before it has no view.
+///
+/// @param cache        Borrowed. Not NULL.
+/// @param model_layer  Its number in the worker's model.
+/// @param[out] out_layer  Its number in the cache. Not NULL.
+/// @retval KVPAGES_STATUS_NOT_FOUND  The model has no such layer, or it has no view.
+/// @note Cost: one array read; no allocation, no lock.
+#[must_use]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvpages_cache_find_model_layer(
+    cache: *const kvpages_cache,
+    model_layer: usize,
+    out_layer: *mut usize,
+) -> kvpages_status {
+    // SAFETY: the caller's contract.
+    unsafe {
+        handle::read(
+            cache,
+            input::cleared(out_layer, "out_layer"),
+            |cache, out| {
+                let found = cache.blueprint().find_number(model_layer);
+                *out = found.ok_or_else(|| {
+                    Failure::not_found(format!(
+                        "layer {model_layer} of the model has no view in the cache"
+                    ))
                 })?;
                 Ok(())
             },

@@ -83,7 +83,7 @@ pub struct kvpages_common_metadata {
     pub is_prefilling: *const u8,
     /// For each request the tokens that attend in both directions. May be NULL.
     pub multimodal_ranges: *const kvpages_request_ranges,
-    /// Number of multimodal_ranges.
+    /// Number of multimodal_ranges: num_requests, or 0.
     pub num_multimodal_requests: usize,
     /// Tokens of each request's prefix that R-SWA layers keep. May be NULL.
     pub rswa_prefix_lens: *const i32,
@@ -116,19 +116,21 @@ pub struct kvpages_step {
     pub num_requests: u64,
     /// Tokens of all requests, padding not counted.
     pub num_tokens: u64,
-    /// Most tokens of one request.
+    /// Most tokens of one request: no less than query_start_host tells.
     pub max_query_len: u64,
     /// Longest sequence.
     pub max_seq_len: u64,
     /// Where each request's tokens start, and where the last one's end:
     /// num_requests + 1 entries, for the device. Not NULL.
     pub query_start: *const i32,
-    /// The same for the host. Not NULL.
+    /// The same for the host. Not NULL. The first is 0, none is less than the one
+    /// before, and the last is at most num_tokens. Padded requests have no tokens.
     pub query_start_host: *const i32,
     /// Tokens of each request's sequence: num_requests entries, for the device.
     /// NULL only when there are no requests.
     pub seq_lens: *const i32,
-    /// Numbers that are at least those, for the host. May be NULL.
+    /// Numbers that are at least those, for the host, and so no less than the
+    /// request's tokens in the step. May be NULL.
     pub seq_lens_host_bound: *const i32,
     /// Tokens of each sequence that this rank holds, in context parallelism. May
     /// be NULL.
@@ -140,7 +142,7 @@ pub struct kvpages_step {
     /// For each request the tokens that attend in both directions:
     /// kvpages_multimodal_ranges(). May be NULL.
     pub multimodal_ranges: *const kvpages_request_ranges,
-    /// Number of multimodal_ranges: num_requests where there are any.
+    /// Number of multimodal_ranges: num_requests, or 0.
     pub num_multimodal_requests: usize,
     /// Tokens of each request's prefix that R-SWA layers keep. May be NULL.
     pub rswa_prefix_lens: *const i32,
@@ -148,13 +150,14 @@ pub struct kvpages_step {
     /// KVPAGES_CAUSALITY_PER_REQUEST.
     pub causal_by_request: *const u8,
     /// By cache group, kernel blocks of each request: i32 [at least num_requests,
-    /// blocks]. All zero for a group without cache.
+    /// blocks]. The stride of blocks is 1; rows do not overlap, so theirs is at
+    /// least the number of blocks. All zero for a group without cache.
     pub block_tables: *const kvpages_tensor,
     /// Number of block_tables: that of cache groups.
     pub num_block_tables: usize,
-    /// By cache group, slot of each token: i64 [at least num_tokens]. All zero for
-    /// a group without cache. Shapes and strides are Kept until the next build of
-    /// the same builder.
+    /// By cache group, slot of each token: i64 [at least num_tokens], stride 1. All
+    /// zero for a group without cache. Shapes and strides are Kept until the next
+    /// build of the same builder.
     pub slot_mappings: *const kvpages_tensor,
     /// Number of slot_mappings: that of cache groups.
     pub num_slot_mappings: usize,
@@ -213,7 +216,8 @@ pub unsafe extern "C" fn kvpages_attention_build(
 ///
 /// @param attention  Borrowed.
 /// @param builder    As in kvpages_step.
-/// @param layer      Its number in the worker's model.
+/// @param layer      Its number in the worker's model, which is not that in a cache:
+///                   kvpages_cache_find_model_layer().
 /// @return What the builder of its attention group made. NULL when the layer is in
 ///         none, or there was no step.
 #[unsafe(no_mangle)]
@@ -237,7 +241,8 @@ pub unsafe extern "C" fn kvpages_attention_layer_metadata(
 ///
 /// @param attention  Borrowed. Not NULL.
 /// @param builder    As in kvpages_step.
-/// @param layer      Its number in the worker's model.
+/// @param layer      Its number in the worker's model, which is not that in a cache:
+///                   kvpages_cache_find_model_layer().
 /// @param[out] out   The step's slot mapping; all zero before the first step. Not
 ///                   NULL.
 /// @retval KVPAGES_STATUS_NOT_FOUND  There is no such builder, or the layer is in
@@ -503,15 +508,6 @@ unsafe fn read_step<'a>(
             return Err(Failure::null(name));
         }
     }
-    if !given.multimodal_ranges.is_null()
-        && given.num_multimodal_requests as u64 != given.num_requests
-    {
-        let message = format!(
-            "multimodal_ranges has {} entries for {} requests",
-            given.num_multimodal_requests, given.num_requests
-        );
-        return Err(Failure::invalid("bad_values", message));
-    }
     check_causality(given, given.causality)?;
     for (number, &causality) in step.causality_by_group.iter().enumerate() {
         check_causality(given, causality).map_err(|failure| in_group(failure, number))?;
@@ -532,7 +528,109 @@ unsafe fn read_step<'a>(
             .map_err(|failure| in_group(failure, number))?;
         }
     }
+    // Last, as it reads as many numbers as there are said to be requests.
+    // SAFETY: the caller's contract.
+    unsafe {
+        check_requests(given)?;
+        check_multimodal(given)?;
+    }
     Ok(step)
+}
+
+/// Whether the host's numbers of requests agree with each other.
+///
+/// # Safety
+/// The host's arrays are as long as the step says.
+unsafe fn check_requests(step: &kvpages_step) -> Result<(), Failure> {
+    let requests = usize::try_from(step.num_requests).unwrap_or(usize::MAX);
+    // SAFETY: the caller's contract.
+    let starts = unsafe {
+        input::array(
+            step.query_start_host,
+            requests.saturating_add(1),
+            "query_start_host",
+        )
+    }?;
+    let bounds = if step.seq_lens_host_bound.is_null() {
+        &[]
+    } else {
+        // SAFETY: the caller's contract.
+        unsafe { input::array(step.seq_lens_host_bound, requests, "seq_lens_host_bound") }?
+    };
+    let wrong = |message| Err(Failure::invalid("step_array", message));
+    if let Some(first) = starts.first().filter(|&&first| first != 0) {
+        return wrong(format!("query_start_host begins with {first}, not with 0"));
+    }
+    let lens = || {
+        starts
+            .windows(2)
+            .map(|pair| i64::from(pair[1]) - i64::from(pair[0]))
+    };
+    // Without a branch for each request, as this is done in every step.
+    let (least, most) = lens().fold((0, 0), |(least, most), len| (len.min(least), len.max(most)));
+    if least < 0 {
+        let request = lens().position(|len| len < 0).unwrap_or(0);
+        return wrong(format!(
+            "query_start_host ends request {request} at {}, before it starts at {}",
+            starts[request + 1],
+            starts[request]
+        ));
+    }
+    let end = starts[requests];
+    if i64::from(end).unsigned_abs() > step.num_tokens {
+        return wrong(format!(
+            "query_start_host ends with {end}, and the step has {} tokens",
+            step.num_tokens
+        ));
+    }
+    if most.unsigned_abs() > step.max_query_len {
+        let request = lens().position(|len| len == most).unwrap_or(0);
+        return wrong(format!(
+            "request {request} has {most} tokens, and max_query_len is {}",
+            step.max_query_len
+        ));
+    }
+    let too_small = || {
+        lens()
+            .zip(bounds)
+            .map(|(len, &bound)| len > i64::from(bound))
+    };
+    if too_small().fold(false, |any, small| any | small) {
+        let request = too_small().position(|small| small).unwrap_or(0);
+        return wrong(format!(
+            "seq_lens_host_bound of request {request} is {}, which is less than its {} tokens",
+            bounds[request],
+            starts[request + 1] - starts[request]
+        ));
+    }
+    Ok(())
+}
+
+/// Whether there are ranges for every request, or for none.
+///
+/// # Safety
+/// The ranges are as many as the step says.
+unsafe fn check_multimodal(step: &kvpages_step) -> Result<(), Failure> {
+    let count = step.num_multimodal_requests;
+    if count == 0 {
+        return Ok(());
+    }
+    if count as u64 != step.num_requests {
+        let message = format!(
+            "num_multimodal_requests is {count}, and the step has {} requests",
+            step.num_requests
+        );
+        return Err(Failure::invalid("step_array", message));
+    }
+    // SAFETY: the caller's contract.
+    let requests = unsafe { input::array(step.multimodal_ranges, count, "multimodal_ranges") }?;
+    for (number, request) in requests.iter().enumerate() {
+        if request.ranges.is_null() && request.num_ranges > 0 {
+            let name = format!("the ranges of entry {number} of multimodal_ranges");
+            return Err(Failure::null(&name));
+        }
+    }
+    Ok(())
 }
 
 /// # Safety
@@ -622,22 +720,35 @@ unsafe fn check_tensor(
     // SAFETY: the caller's contract.
     let arrays = unsafe {
         input::array(tensor.strides, ndim, "strides")
-            .and_then(|_| input::array(tensor.shape, ndim, "shape"))
+            .and_then(|strides| Ok((input::array(tensor.shape, ndim, "shape")?, strides)))
     };
-    let shape = arrays.map_err(|failure| failure.of("tensor", wanted.name))?;
-    if let Some(size) = shape[1..].iter().find(|&&size| size < 0) {
-        let message = format!("{} has a dimension of {size}", wanted.name);
-        return Err(Failure::invalid("step_tensor", message));
-    }
+    let (shape, strides) = arrays.map_err(|failure| failure.of("tensor", wanted.name))?;
+    let wrong = |message| Err(Failure::invalid("step_tensor", message));
     let held = shape[0];
-    if u64::try_from(held).is_ok_and(|held| held >= rows) {
-        return match held > 0 && tensor.data.is_null() {
-            true => Err(Failure::null(&format!("the data of {}", wanted.name))),
-            false => Ok(()),
-        };
+    if u64::try_from(held).map_or(true, |held| held < rows) {
+        return wrong(format!(
+            "{} has {held} rows for {rows} {}",
+            wanted.name, wanted.rows
+        ));
     }
-    let message = format!("{} has {held} rows for {rows} {}", wanted.name, wanted.rows);
-    Err(Failure::invalid("step_tensor", message))
+    if held > 0 && tensor.data.is_null() {
+        return Err(Failure::null(&format!("the data of {}", wanted.name)));
+    }
+    // Where there is one element, nobody steps.
+    let (inner, step) = (shape[shape.len() - 1], strides[strides.len() - 1]);
+    if inner < 0 || (inner > 1 && step != 1) {
+        return wrong(format!(
+            "{} has {inner} entries in a row, {step} apart; wanted is a stride of 1",
+            wanted.name
+        ));
+    }
+    if wanted.ndim > 1 && held > 1 && strides[0] < inner {
+        return wrong(format!(
+            "{} has rows {} apart, and each has {inner} entries",
+            wanted.name, strides[0]
+        ));
+    }
+    Ok(())
 }
 
 fn in_group(failure: Failure, group: usize) -> Failure {
@@ -673,7 +784,7 @@ unsafe fn visit_items(
     for (i, item) in given.iter().enumerate() {
         // SAFETY: the caller's contract.
         let read = unsafe { read_item(item) }.map_err(|failure| failure.at(i))?;
-        visit_ranges([read], window, |range| {
+        visit_ranges(&read, window, |range| {
             visit(kvpages_range {
                 first: range.first,
                 last: range.last,
