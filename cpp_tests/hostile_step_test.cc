@@ -392,6 +392,7 @@ public:
         }
         step.num_requests = 2;
         step.num_tokens = 4;
+        step.max_query_len = 3;
         step.query_start = step.query_start_host = query_start;
         step.seq_lens = query_start + 1;
         step.block_tables = tables;

@@ -521,6 +521,35 @@ TEST(Tables, OfAPlanFromPartsAreAsLongAsTheEngineSays) {
     EXPECT_EQ(wrapped.c_config().max_model_len, 33u);
 }
 
+// The views of compressed layers are not split into kernel blocks, so their rows are not either.
+TEST(Tables, OfCompressedLayersSayBlocks) {
+    const support::Model model = support::model();
+    kvpages_spec spec = support::mla(256, 64, KVPAGES_DTYPE_F32);
+    spec.compress_ratio = 4;
+    support::add(model, "a", spec, support::backend_of_sizes(support::latent, {64}));
+    support::Parts parts;
+    parts.num_blocks = 62;
+    parts.groups = {{{"a"}}};
+    parts.tensors = {{62 * 64 * 64 * 4, {"a"}}};
+    const support::Plan plan = support::plan_from(model, parts);
+    const support::Cache cache = support::cache(plan);
+    kvpages_tables_config made = config(1, 256, 0);
+    made.max_model_len = 256;
+    kvpages_tables* raw = nullptr;
+    must(kvpages_tables_create_for_plan(plan.get(), 0, &made, &raw));
+    const Handle of(raw);
+    append(of, 0, 0, {61});
+    apply(of);
+    EXPECT_EQ(table_row(of, 0), Ids{61});
+    map(of, 0, up_to(256));
+    // A stored row stands for four tokens.
+    const std::int64_t slot = slots(of)[200] / 4;
+    const kvpages_tensor view = support::view(cache, 0);
+    EXPECT_EQ(slot / view.shape[1], 61);
+    EXPECT_EQ(slot % view.shape[1], 50);
+    EXPECT_EQ(view.shape[0], 62);
+}
+
 TEST(Tables, RowsOfUnequalStatesHoldAllTheirStates) {
     for (const std::uint32_t mode : {KVPAGES_STATE_CACHE_MODE_NONE, KVPAGES_STATE_CACHE_MODE_ALIGN,
                                      KVPAGES_STATE_CACHE_MODE_ALL}) {

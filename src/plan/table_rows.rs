@@ -2,7 +2,8 @@
 
 use super::error::PlanError;
 use super::{Group, Plan, WorkerPlan};
-use crate::spec::Limits;
+use crate::spec::{Limits, Spec};
+use std::sync::Arc;
 
 /// What an engine says of its tables; what it does not say is the plan's.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -119,9 +120,15 @@ fn group_rows(group: &Group, limits: &Limits) -> Result<TableRows, crate::spec::
     // Refuses windows that would be shared out.
     group.spec.blocks_per_request(limits)?;
     let block_size = group.spec.block_size();
+    // Views of compressed layers are not split: a row says blocks.
+    let is_whole = |spec: &Arc<Spec>| spec.storage_block_size() != spec.block_size();
+    let kernel_block_size = match group.spec.specs().iter().any(is_whole) {
+        true => None,
+        false => group.kernel_block_size,
+    };
     Ok(TableRows {
         block_size,
-        kernel_block_size: group.kernel_block_size.unwrap_or(block_size),
+        kernel_block_size: kernel_block_size.unwrap_or(block_size),
         blocks: group.spec.table_width_blocks(limits)?,
         is_replicated: group.spec.first().as_state().is_some(),
     })
@@ -133,8 +140,6 @@ mod tests {
     use crate::model::Model;
     use crate::plan::testing::*;
     use crate::plan::{PartGroup, PartTensor, Parts, plan_from_parts};
-    use crate::spec::Spec;
-    use std::sync::Arc;
 
     const NOTHING: TableWishes = TableWishes {
         num_blocks: None,
