@@ -96,8 +96,8 @@ private:
         zero_fresh_blocks();
 
         tables_.apply();
-        tables_.gather(span(batch.rows), batch.rows.size());
-        tables_.map_slots(span(batch.rows), batch.query_start.data(), span(batch.positions));
+        tables_.gather(batch.rows, batch.rows.size());
+        tables_.map_slots(batch.rows, batch.query_start.data(), batch.positions);
         attention_.build(describe(batch));
 
         Outputs outputs;
@@ -150,7 +150,7 @@ private:
                 if (after[i] != before[i]) copies.push_back({before[i], after[i]});
             }
         }
-        ops_.copy_blocks(span(copies));
+        ops_.copy_blocks(copies);
         const std::size_t number = from.number;
         add(std::move(request), arrival, &number);
         ++counts_.forks;
@@ -162,7 +162,7 @@ private:
         request->row = free_rows_.back();
         free_rows_.pop_back();
         for (std::size_t group = 0; group < request->blocks.size(); ++group) {
-            tables_.append(request->row, group, span(request->blocks[group].ids()));
+            tables_.append(request->row, group, request->blocks[group].ids());
         }
         for (const auto& trial : trials_) trial->begin(request->number, from);
         running_.push_back(std::move(request));
@@ -194,7 +194,7 @@ private:
             for (std::size_t group = 0; group < request.blocks.size(); ++group) {
                 const std::vector<std::int32_t> fresh =
                     request.blocks[group].grow(batch.seq_len(i), pool_);
-                tables_.append(request.row, group, span(fresh));
+                tables_.append(request.row, group, fresh);
                 fresh_.insert(fresh_.end(), fresh.begin(), fresh.end());
             }
         }
@@ -203,7 +203,7 @@ private:
     /// Where layers of different types share memory, a block's new owner must find zeros: a state
     /// starts from them. The plan knows whether that is so.
     void zero_fresh_blocks() {
-        if (needs_zeroing_) ops_.zero_blocks(span(fresh_));
+        if (needs_zeroing_) ops_.zero_blocks(fresh_);
         fresh_.clear();
     }
 

@@ -59,10 +59,4 @@ struct Batch {
     std::uint64_t seq_len(std::size_t i) const { return static_cast<std::uint64_t>(seq_lens[i]); }
 };
 
-/// A vector as the calls of kvpages take it.
-template <typename T>
-kvpages::Span<const T> span(const std::vector<T>& values) {
-    return {values.data(), values.size()};
-}
-
 }  // namespace engine

@@ -227,7 +227,7 @@ private:
         for (std::uint64_t token = 0; token < metadata.seq_len(i); ++token) {
             slots.push_back(static_cast<std::int64_t>(metadata.slot(i, token)));
         }
-        gathered_ = gather(span(slots));
+        gathered_ = gather(slots);
         return in_order(gathered_);
     }
 
