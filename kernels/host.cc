@@ -2,6 +2,7 @@
 #include "blocks.h"
 #include "convert.h"
 #include "rows.h"
+#include "tables.h"
 
 #include <stddef.h>
 
@@ -59,6 +60,16 @@ static_assert(offsetof(Slots, blocks) == 8);
 static_assert(offsetof(Slots, block_slots) == 16);
 static_assert(offsetof(Slots, count) == 24);
 static_assert(sizeof(Slots) == 32);
+static_assert(offsetof(SlotRule, block) == 0);
+static_assert(offsetof(SlotRule, interleave) == 16);
+static_assert(offsetof(SlotRule, ranks) == 32);
+static_assert(offsetof(SlotRule, rank) == 48);
+static_assert(offsetof(SlotRule, ratio) == 56);
+static_assert(offsetof(SlotRule, kernel_block_size) == 64);
+static_assert(sizeof(SlotRule) == 72);
+static_assert(offsetof(Divider, factor) == 0);
+static_assert(offsetof(Divider, divisor) == 8);
+static_assert(sizeof(Divider) == 16);
 
 // Calls `body(cell, row, count)` for all rows that mean a slot, as many at a time as lie together.
 template <typename Body>
@@ -161,6 +172,50 @@ void run(uint32_t form, uint32_t row_type, const Rows& rows, const Slots& slots)
     }
 }
 
+// Adds `shift` to all positions, and says whether they are the `length` from `start` on. Sums wrap.
+//
+// Without a branch in the loop, so that it becomes vector instructions.
+bool shift_within(const int64_t* positions, int64_t* slots, uint64_t count, uint64_t start,
+                  uint64_t length, uint64_t shift) {
+    uint64_t outside = 0;  // its sign is set once a position is before the start or past the end
+    for (uint64_t i = 0; i < count; ++i) {
+        const uint64_t position = static_cast<uint64_t>(positions[i]);
+        const uint64_t offset = position - start;
+        outside |= offset | (length - 1 - offset);
+        slots[i] = static_cast<int64_t>(position + shift);
+    }
+    return static_cast<int64_t>(outside) >= 0;
+}
+
+void map_each(const SlotRule& rule, Row row, const int64_t* positions, int64_t* slots,
+              uint64_t count) {
+    for (uint64_t i = 0; i < count; ++i) slots[i] = slot_of(rule, row, positions[i]);
+}
+
+// The same for one rank. Tokens mostly follow each other, so those that may fill the block of the
+// first one are looked at together.
+void map_runs(const SlotRule& rule, Row row, const int64_t* positions, int64_t* slots,
+              uint64_t count) {
+    while (count > 0) {
+        const int64_t slot = slot_of(rule, row, *positions);
+        const uint64_t first = static_cast<uint64_t>(*positions);
+        // Past the row there is no block to fill.
+        uint64_t offset = 0, length = 1;
+        if (slot != kPadSlot) {
+            offset = split(rule.block, first).rest;
+            length = rule.block.divisor;
+        }
+        const uint64_t run = count < length - offset ? count : length - offset;
+        if (!shift_within(positions, slots, run, first - offset, length,
+                          static_cast<uint64_t>(slot) - first)) {
+            map_each(rule, row, positions, slots, run);
+        }
+        positions += run;
+        slots += run;
+        count -= run;
+    }
+}
+
 }  // namespace
 }  // namespace kvp
 
@@ -186,4 +241,22 @@ KVP_HOST kvpages_host_write(uint32_t form, uint32_t row_type, const kvp::Rows* r
 KVP_HOST kvpages_host_gather(uint32_t form, uint32_t row_type, const kvp::Rows* rows,
                              const kvp::Slots* slots) {
     kvp::run<kvp::Read>(form, row_type, *rows, *slots);
+}
+
+KVP_HOST kvpages_host_gather_row(kvp::Row row, int32_t* __restrict to, uint64_t begin, uint64_t end) {
+    for (uint64_t column = begin; column < row.length; ++column) {
+        to[column] = kvp::gathered_id(row, column);
+    }
+    for (uint64_t column = row.length; column < end; ++column) {
+        to[column] = kvp::gathered_id(row, column);
+    }
+}
+
+KVP_HOST kvpages_host_map_slots(const kvp::SlotRule* rule, kvp::Row row, const int64_t* positions,
+                                int64_t* slots, uint64_t count) {
+    if (rule->ranks.divisor == 1) {
+        kvp::map_runs(*rule, row, positions, slots, count);
+    } else {
+        kvp::map_each(*rule, row, positions, slots, count);
+    }
 }

@@ -28,6 +28,16 @@ KVP_FN To bits_as(From from) {
     return to;
 }
 
+// The upper half of the product.
+KVP_FN uint64_t multiply_high(uint64_t a, uint64_t b) {
+#if defined(__CUDA_ARCH__)
+    return __umul64hi(a, b);
+#else
+    __extension__ using Wide = unsigned __int128;
+    return static_cast<uint64_t>((static_cast<Wide>(a) * b) >> 64);
+#endif
+}
+
 // A value at an address that need not be a multiple of its size.
 template <typename T>
 KVP_FN T load(const byte* from) {

@@ -40,11 +40,12 @@
 //! | [`backend`] | an attention backend's contract: layout, kernel blocks, index width; presets |
 //! | [`model`] | layers in order, and who shares whose pages |
 //! | [`plan`] | grouping, page unification, packing, budget, workers, capacity, explanation |
+//! | `kernels` | the bodies in `kernels/`, as functions of the host |
 //! | [`tables`] | block tables, gathered batches, slot mappings |
 //! | [`attention`] | attention groups, their builders, the metadata of a step |
 //! | [`memory`] | where bytes come from: host, the engine's allocator, an adopted buffer |
 //! | [`view`] | shape and stride algebra, and the proof |
-//! | [`ops`] | zero, copy, write and gather over views; the bodies are in `kernels/` |
+//! | [`ops`] | zero, copy, write and gather over views |
 //! | [`cache`] | plan and memory together; binding order, regions |
 //! | [`ffi`] | the C ABI, one file for each section of the header |
 
@@ -53,6 +54,7 @@ pub mod backend;
 pub mod cache;
 pub mod dtype;
 pub mod ffi;
+mod kernels;
 pub mod memory;
 pub mod model;
 pub mod num;

@@ -2,7 +2,7 @@
 //!
 //! Two halves stay apart this way. The pure half (spec, backend, model, plan, attention, tables)
 //! never sees memory; the memory half (memory, view, ops) never sees policy. They meet in cache and
-//! in ffi.
+//! in ffi. Both call kernels, the bodies that devices run too.
 
 use std::{fs, path::Path};
 
@@ -18,10 +18,11 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
         "attention",
         &["num", "dtype", "spec", "backend", "model", "plan"],
     ),
-    ("tables", &["num"]),
+    ("kernels", &[]),
+    ("tables", &["num", "kernels"]),
     ("memory", &["num"]),
     ("view", &["num", "dtype", "spec", "backend"]),
-    ("ops", &["num", "dtype", "spec", "view"]),
+    ("ops", &["num", "dtype", "spec", "view", "kernels"]),
     (
         "cache",
         &[

@@ -1,7 +1,7 @@
 //! Whole blocks: which bytes they are, and in which order they are copied.
 
-use super::kernel::{self, Move, Piece, SPARE};
 use super::{LayerMemory, Ops, OpsConfig, OpsError};
+use crate::kernels::{self as kernel, Move, Piece, SPARE};
 
 /// Which layers' blocks a call means.
 #[derive(Debug, Clone, Copy)]

@@ -8,7 +8,6 @@
 
 mod blocks;
 mod error;
-mod kernel;
 mod rows;
 #[cfg(test)]
 mod tests;

@@ -1,8 +1,8 @@
 //! Rows of tokens: how a layer stores them, and where.
 
-use super::kernel::{self, Form, RowType, Rows, Slots};
 use super::{LayerMemory, Ops, OpsError};
 use crate::dtype::Dtype;
+use crate::kernels::{self as kernel, Form, RowType, Rows, Slots};
 use crate::num;
 use crate::spec::{AttentionKind, Content, QuantMode, Spec};
 use crate::view::{Axes, View};

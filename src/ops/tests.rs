@@ -1,6 +1,6 @@
 //! The bodies, compared with `half` and with slow, obvious references.
 
-use super::kernel::{Form, RowType, Rows, Slots, kvpages_host_gather, kvpages_host_write};
+use crate::kernels::{Form, RowType, Rows, Slots, kvpages_host_gather, kvpages_host_write};
 use half::{bf16, f16};
 use proptest::prelude::*;
 
@@ -387,8 +387,8 @@ fn tensor_scales_divide_and_multiply() {
 /// Copies with every chain, cycle and tree that random pairs make.
 mod copies {
     use super::*;
+    use crate::kernels::SPARE;
     use crate::ops::blocks::{BlockCopy, Blocks, Place};
-    use crate::ops::kernel::SPARE;
     use crate::ops::{OpsConfig, OpsError};
 
     fn blocks(num_blocks: u64) -> Blocks {

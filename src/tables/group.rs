@@ -3,7 +3,8 @@
 use super::config::{GroupConfig, Ranks};
 use super::error::TablesError;
 use super::rows::{Rows, filled};
-use super::slots::{PAD_SLOT, SlotRule};
+use super::slots::{PAD_SLOT, slot_rule};
+use crate::kernels::{self, SlotRule};
 
 /// Marks a row that is as it was applied.
 const UNCHANGED: u32 = u32::MAX;
@@ -70,7 +71,7 @@ impl Group {
             ratio: ratio as usize,
             row_entries: (config.row_blocks * ratio) as usize,
             num_blocks,
-            rule: SlotRule::new(
+            rule: slot_rule(
                 config.block_size,
                 config.kernel_block_size,
                 of_group.size,
@@ -233,7 +234,7 @@ impl Group {
             match usize::try_from(request) {
                 Ok(request) => {
                     let row = self.applied.row(request);
-                    self.rule.map(row, &positions[tokens], slots);
+                    kernels::map_slots(&self.rule, row, &positions[tokens], slots);
                 }
                 Err(_) => slots.fill(PAD_SLOT),
             }

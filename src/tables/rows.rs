@@ -1,6 +1,7 @@
 //! Rows of block ids in one piece of memory that never moves.
 
 use super::error::TablesError;
+use crate::kernels;
 use crate::num;
 
 /// The block that nobody owns.
@@ -73,12 +74,10 @@ impl Rows {
 
     /// Makes `row` what `other_row` of `other` is, when they agree up to `from`.
     pub fn take(&mut self, row: usize, from: usize, other: &Rows, other_row: usize) {
-        let len = other.len(other_row);
-        self.truncate(row, len);
-        let (start, given) = (row * self.width, other.row(other_row));
-        let from = from.min(len);
-        self.ids[start + from..start + len].copy_from_slice(&given[from..]);
-        self.lengths[row] = len as u32;
+        let (start, held) = (row * self.width, self.len(row));
+        let ids = other.row(other_row);
+        kernels::gather_row(ids, &mut self.ids[start..start + self.width], from, held);
+        self.lengths[row] = ids.len() as u32;
     }
 
     /// Puts the entries of `from` into `to`, and none into `from`.
