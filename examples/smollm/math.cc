@@ -56,12 +56,17 @@ void multiply_tile(const float* rows, const float* input, std::size_t num_column
 #pragma GCC unroll 16
         for (std::size_t i = 0; i < Lanes::kNumVectors; ++i) {
             const std::size_t at = column + i * kVectorSize;
+            Vector weights[kNumRows];
+#pragma GCC unroll 16
+            for (std::size_t row = 0; row < kNumRows; ++row) {
+                weights[row] = load(rows + row * num_columns + at);
+            }
 #pragma GCC unroll 16
             for (std::size_t token = 0; token < kNumTokens; ++token) {
                 const Vector x = load(input + token * num_columns + at);
 #pragma GCC unroll 16
                 for (std::size_t row = 0; row < kNumRows; ++row) {
-                    sums[token][row].vectors[i] += load(rows + row * num_columns + at) * x;
+                    sums[token][row].vectors[i] += weights[row] * x;
                 }
             }
         }
@@ -106,7 +111,7 @@ void matmul(const GgufTensor& weights, const float* input, std::size_t num_token
     }
     const std::size_t num_tiles = (num_rows + kTileRows - 1) / kTileRows;
     threads.run(num_tiles, [&](std::size_t begin, std::size_t end) {
-        thread_local std::vector<float> rows;
+        thread_local AlignedFloats rows;
         rows.resize(kTileRows * num_columns);
         for (std::size_t tile = begin; tile < end; ++tile) {
             const std::size_t first = tile * kTileRows;

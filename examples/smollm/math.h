@@ -9,9 +9,32 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <new>
 #include <vector>
 
 namespace smollm {
+
+/// Allocates on cache lines: vector registers load about half as fast across two of them.
+template <class T>
+struct CacheLineAllocator {
+    using value_type = T;
+    static constexpr std::align_val_t kAlignment{64};
+
+    CacheLineAllocator() = default;
+    template <class U>
+    CacheLineAllocator(const CacheLineAllocator<U>&) {}
+
+    T* allocate(std::size_t count) {
+        return static_cast<T*>(::operator new(count * sizeof(T), kAlignment));
+    }
+    void deallocate(T* memory, std::size_t) { ::operator delete(memory, kAlignment); }
+
+    bool operator==(const CacheLineAllocator&) const { return true; }
+    bool operator!=(const CacheLineAllocator&) const { return false; }
+};
+
+/// What is multiplied may lie anywhere, but is best kept in this.
+using AlignedFloats = std::vector<float, CacheLineAllocator<float>>;
 
 /// Sums have as many parts that do not wait for each other; sizes must be multiples of it.
 constexpr std::size_t kNumLanes = 16;

@@ -225,7 +225,7 @@ void Model::predict(const std::vector<std::size_t>& wanted, std::vector<float>& 
     matmul(*output_, normed_.data(), wanted.size(), logits.data(), threads_);
 }
 
-void Model::add_product(const GgufTensor& weights, const std::vector<float>& input) {
+void Model::add_product(const GgufTensor& weights, const AlignedFloats& input) {
     product_.resize(residual_.size());
     matmul(weights, input.data(), num_tokens_, product_.data(), threads_);
     add(residual_.data(), product_.data(), residual_.size());

@@ -73,7 +73,7 @@ private:
     void predict(const std::vector<std::size_t>& wanted, std::vector<float>& logits);
 
     /// Adds the product to the residual stream.
-    void add_product(const GgufTensor& weights, const std::vector<float>& input);
+    void add_product(const GgufTensor& weights, const AlignedFloats& input);
     /// Norms the residual stream into `normed_`.
     void norm(const std::vector<float>& weights);
     template <class F>
@@ -89,8 +89,8 @@ private:
 
     // Of the tokens of a step; kept so that most steps allocate nothing.
     std::size_t num_tokens_ = 0;
-    std::vector<float> residual_, normed_, product_, rotations_;
-    std::vector<float> queries_, keys_, values_, attended_, gate_, up_;
+    AlignedFloats residual_, normed_, product_, rotations_;
+    AlignedFloats queries_, keys_, values_, attended_, gate_, up_;
 };
 
 }  // namespace smollm
