@@ -39,9 +39,9 @@ struct ValueTypeInfo {
 };
 
 constexpr ValueTypeInfo kValueTypes[kNumValueTypes] = {
-    {"uint8", 1},   {"int8", 1}, {"uint16", 2}, {"int16", 2}, {"uint32", 4}, {"int32", 4},
-    {"float32", 4}, {"bool", 1}, {"string", 8}, {"array", 0}, {"uint64", 8}, {"int64", 8},
-    {"float64", 8}};
+    {"uint8", 1},  {"int8", 1},    {"uint16", 2}, {"int16", 2},  {"uint32", 4},
+    {"int32", 4},  {"float32", 4}, {"bool", 1},   {"string", 8}, {"array", 0},
+    {"uint64", 8}, {"int64", 8},   {"float64", 8}};
 
 /// Numbers of a quantised type come in blocks that share their scale.
 struct Block {
@@ -118,14 +118,22 @@ public:
     std::int64_t integer(std::uint32_t type) {
         constexpr const char* what = "an integer";
         switch (type) {
-            case kUint8: return number<std::uint8_t>(what);
-            case kInt8: return number<std::int8_t>(what);
-            case kUint16: return number<std::uint16_t>(what);
-            case kInt16: return number<std::int16_t>(what);
-            case kUint32: return number<std::uint32_t>(what);
-            case kInt32: return number<std::int32_t>(what);
-            case kInt64: return number<std::int64_t>(what);
-            default: break;
+            case kUint8:
+                return number<std::uint8_t>(what);
+            case kInt8:
+                return number<std::int8_t>(what);
+            case kUint16:
+                return number<std::uint16_t>(what);
+            case kInt16:
+                return number<std::int16_t>(what);
+            case kUint32:
+                return number<std::uint32_t>(what);
+            case kInt32:
+                return number<std::int32_t>(what);
+            case kInt64:
+                return number<std::int64_t>(what);
+            default:
+                break;
         }
         const auto value = number<std::uint64_t>(what);
         constexpr auto max = std::numeric_limits<std::int64_t>::max();
@@ -154,9 +162,7 @@ private:
 
 namespace {
 
-bool is_integer(std::uint32_t type) {
-    return type <= kInt32 || type == kUint64 || type == kInt64;
-}
+bool is_integer(std::uint32_t type) { return type <= kInt32 || type == kUint64 || type == kInt64; }
 
 }  // namespace
 
@@ -297,9 +303,8 @@ GgufFile::TensorAndOffset GgufFile::read_tensor(Reader& reader) const {
                     " of ggml, but only f32, f16, q4_1, q8_0 and q6_k can be read");
     }
     if (tensor.num_columns() % block.num_numbers != 0) {
-        fail_tensor(" has rows of " + std::to_string(tensor.num_columns()) +
-                    " numbers, but type " + block.name + " has blocks of " +
-                    std::to_string(block.num_numbers));
+        fail_tensor(" has rows of " + std::to_string(tensor.num_columns()) + " numbers, but type " +
+                    block.name + " has blocks of " + std::to_string(block.num_numbers));
     }
     tensor.type = static_cast<TensorType>(type);
     tensor.size_bytes = num_numbers / block.num_numbers * block.num_bytes;
