@@ -158,6 +158,8 @@ TEST(SmollmGguf, TellsWhatIsWrongWithAFile) {
          [](GgufWriter& w) { w.begin("key", 8).number(huge); }},
         {"tensor 'vector' is there twice", [](GgufWriter& w) { w.tensor_at("vector", {3}, 0, 0); }},
         {"tensor 'x' is of type 12 of ggml", [](GgufWriter& w) { w.tensor_at("x", {256}, 12, 0); }},
+        {"the name of a tensor has 65 bytes",
+         [](GgufWriter& w) { w.tensor_at(std::string(65, 'x'), {1}, 0, 0); }},
         {"tensor 'x' has 0 dimensions", [](GgufWriter& w) { w.tensor_at("x", {}, 0, 0); }},
         {"tensor 'x' has 5 dimensions",
          [](GgufWriter& w) { w.tensor_at("x", {1, 1, 1, 1, 1}, 0, 0); }},
@@ -334,9 +336,9 @@ TEST(SmollmTokenizer, TellsWhatIsWrongWithAVocabulary) {
     }
     EXPECT_TRUE(has(error_with([](Vocabulary& v) { v.types.pop_back(); }), "but types of"));
     EXPECT_TRUE(has(error_with([](Vocabulary& v) { v.tokens[5] = "a b"; }),
-                    "token 5 has a symbol of no byte"));
+                    "token 5 has a symbol that stands for no byte"));
     EXPECT_TRUE(has(error_with([](Vocabulary& v) { v.tokens[5] = "\xc3"; }),
-                    "token 5 has a symbol of no byte"));
+                    "token 5 has a symbol that stands for no byte"));
 }
 
 TEST(SmollmTokenizer, TellsWhatMetadataItNeeds) {

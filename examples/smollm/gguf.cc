@@ -67,20 +67,20 @@ Block block_of(std::uint32_t type) {
     return {nullptr, 0, 0};
 }
 
+constexpr std::size_t kMaxNameBytes = 64;
 constexpr std::uint32_t kMaxDimensions = 4;
 constexpr std::uint64_t kDefaultAlignment = 32;
 constexpr std::uint64_t kMaxAlignment = 1 << 20;
 constexpr std::uint64_t kMaxNumbers = std::uint64_t{1} << 56;  // times 8 bytes does not overflow
 
-/// A name from the file, made fit for an error's text: short, and printable.
-std::string quoted(std::string_view name) {
+}  // namespace
+
+std::string quoted(std::string_view text) {
     constexpr std::size_t max_shown = 64;
     std::string out = "'";
-    for (const char c : name.substr(0, max_shown)) out += c >= ' ' && c <= '~' ? c : '?';
-    return out + (name.size() > max_shown ? "...'" : "'");
+    for (const char c : text.substr(0, max_shown)) out += c >= ' ' && c <= '~' ? c : '?';
+    return out + (text.size() > max_shown ? "...'" : "'");
 }
-
-}  // namespace
 
 const char* name_of(TensorType type) {
     const char* name = block_of(static_cast<std::uint32_t>(type)).name;
@@ -277,7 +277,12 @@ void GgufFile::read_tensors(Reader& reader, std::uint64_t count) {
 
 GgufFile::TensorAndOffset GgufFile::read_tensor(Reader& reader) const {
     GgufTensor tensor = {};
-    tensor.name = reader.string("a tensor's name");
+    const std::string_view name = reader.string("a tensor's name");
+    if (name.size() > kMaxNameBytes) {
+        reader.fail("the name of a tensor has " + std::to_string(name.size()) +
+                    " bytes, more than " + std::to_string(kMaxNameBytes));
+    }
+    tensor.name = name;
     const auto fail_tensor = [&](const std::string& fault) {
         reader.fail("tensor " + quoted(tensor.name) + fault);
     };

@@ -16,6 +16,9 @@ enum class TensorType : std::uint32_t { f32 = 0, f16 = 1, q4_1 = 3, q8_0 = 8, q6
 
 const char* name_of(TensorType type);
 
+/// Text of a file in quotes, made fit for an error: short and printable.
+std::string quoted(std::string_view text);
+
 /// A matrix whose rows lie one after the other, each a whole number of blocks of its type.
 struct GgufTensor {
     std::string name;

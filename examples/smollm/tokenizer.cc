@@ -126,8 +126,8 @@ Tokenizer::Tokenizer(const GgufFile& file) {
     const std::string_view model = file.string("tokenizer.ggml.model");
     const std::string_view pre = file.string("tokenizer.ggml.pre");
     if (model != "gpt2" || pre != "smollm") {
-        fail(file, "only model 'gpt2' with words split as for 'smollm' is known, not '" +
-                       std::string(model) + "' with '" + std::string(pre) + "'");
+        fail(file, "only model 'gpt2' with words split as for 'smollm' is known, not " +
+                       quoted(model) + " with " + quoted(pre));
     }
     const std::vector<std::string_view> tokens = file.strings("tokenizer.ggml.tokens");
     if (tokens.size() > std::numeric_limits<std::int32_t>::max()) fail(file, "too many tokens");
@@ -149,23 +149,27 @@ void Tokenizer::read_tokens(const GgufFile& file, const std::vector<std::string_
     const ByteSymbols symbols;
     byte_tokens_.fill(kNoToken);
     for (std::size_t i = 0; i < tokens.size(); ++i) {
-        std::string bytes(tokens[i]);
-        if (types[i] == kNormal) {
-            const std::optional<std::string> read = symbols.bytes(tokens[i]);
-            if (!read) fail(file, "token " + std::to_string(i) + " has a symbol of no byte");
-            bytes = *read;
-            if (bytes.size() == 1) byte_tokens_[byte_at(bytes, 0)] = static_cast<std::int32_t>(i);
-        }
+        const auto id = static_cast<std::int32_t>(i);
         is_special_.push_back(types[i] == kControl || types[i] == kUserDefined);
-        if (is_special_[i] && !bytes.empty()) {
-            special_tokens_[byte_at(bytes, 0)].push_back(static_cast<std::int32_t>(i));
+        if (types[i] != kNormal) {
+            bytes_.emplace_back(tokens[i]);
+            if (is_special_[i] && !tokens[i].empty()) {
+                special_tokens_[byte_at(tokens[i], 0)].push_back(id);
+            }
+            continue;
         }
-        bytes_.push_back(std::move(bytes));
+        std::optional<std::string> bytes = symbols.bytes(tokens[i]);
+        if (!bytes) {
+            fail(file, "token " + std::to_string(i) +
+                           " has a symbol that stands for no byte: " + quoted(tokens[i]));
+        }
+        if (bytes->size() == 1) byte_tokens_[byte_at(*bytes, 0)] = id;
+        bytes_.push_back(std::move(*bytes));
     }
     for (std::vector<std::int32_t>& same_start : special_tokens_) {
-        std::sort(same_start.begin(), same_start.end(), [this](std::int32_t a, std::int32_t b) {
-            return bytes(a).size() > bytes(b).size();
-        });
+        std::stable_sort(
+            same_start.begin(), same_start.end(),
+            [this](std::int32_t a, std::int32_t b) { return bytes(a).size() > bytes(b).size(); });
     }
 }
 
@@ -178,7 +182,8 @@ void Tokenizer::read_merges(const GgufFile& file, const std::vector<std::string_
     for (std::size_t rank = 0; rank < merges.size(); ++rank) {
         const std::size_t space = merges[rank].find(' ');
         if (space == std::string_view::npos) {
-            fail(file, "merge " + std::to_string(rank) + " is not of two tokens");
+            fail(file, "merge " + std::to_string(rank) +
+                           " is not of two tokens: " + quoted(merges[rank]));
         }
         const std::string_view left = merges[rank].substr(0, space);
         const std::string_view right = merges[rank].substr(space + 1);
@@ -186,7 +191,8 @@ void Tokenizer::read_merges(const GgufFile& file, const std::vector<std::string_
         const auto id = [&](std::string_view token) {
             const auto found = ids.find(token);
             if (found == ids.end()) {
-                fail(file, "merge " + std::to_string(rank) + " needs a token that is not there");
+                fail(file, "merge " + std::to_string(rank) +
+                               " needs a token that is not there: " + quoted(token));
             }
             return found->second;
         };
