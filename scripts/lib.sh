@@ -25,6 +25,7 @@ has_package() {
         libgtest-dev) has_header gtest/gtest.h ;;
         libbenchmark-dev) has_header benchmark/benchmark.h ;;
         nlohmann-json3-dev) has_header nlohmann/json.hpp ;;
+        python3-pip) python3 -m pip --version ;;
         *) dpkg -s "$1" ;;
     esac >/dev/null 2>&1
 }
