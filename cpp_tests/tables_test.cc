@@ -663,7 +663,7 @@ TEST(Tables, InCpp) {
     of.apply();
     const Ids batch{0, -1};
     of.gather({batch.data(), batch.size()}, 2);
-    EXPECT_EQ(row(of.input_table(0), 0), (Ids{6, 7, 0, 0}));
+    EXPECT_EQ(row(of.input_table(0).c_tensor(), 0), (Ids{6, 7, 0, 0}));
     const std::int32_t query_start[]{0, 2, 3};
     const Slots positions{0, 17, 0};
     const void* before = of.slots(0).data;
@@ -679,9 +679,134 @@ TEST(Tables, InCpp) {
     moved.reset();
     EXPECT_EQ(moved.num_groups(), 1u);
     EXPECT_EQ(moved.info(0).row_width, 4u);
-    EXPECT_EQ(row(moved.table(0), 0), (Ids{0, 0, 0, 0}));
+    EXPECT_EQ(row(moved.table(0).c_tensor(), 0), (Ids{0, 0, 0, 0}));
     EXPECT_EQ(kvpages::Tables::row_width(3, 48), 8u);
     EXPECT_THROW(moved.append(2, 0, {ids.data(), 1}), kvpages::Error);
+    EXPECT_THROW(moved.map_slots(batch, batch, positions), kvpages::Error);
+}
+
+// --- a step in one call --------------------------------------------------------------------------
+
+namespace {
+
+struct Step {
+    Ids requests{1, -1, 0}, query_start{0, 3, 3, 4}, seq_lens{20, 0, 1};
+    Slots positions{17, 18, 19, 0};
+
+    kvpages_batch c_batch() const {
+        kvpages_batch batch = KVPAGES_BATCH_INIT;
+        batch.requests = requests.data();
+        batch.num_requests = requests.size();
+        batch.query_start = query_start.data();
+        batch.seq_lens = seq_lens.data();
+        batch.positions = positions.data();
+        batch.num_positions = positions.size();
+        return batch;
+    }
+};
+
+kvpages::Tables two_groups() {
+    kvpages::TablesConfig made;
+    made.max_requests = 3;
+    made.max_tokens = 8;
+    made.num_blocks = 16;
+    auto of = kvpages::Tables::make({group(16, 16, 2), group(32, 16, 1)}, made);
+    const Ids first{5, 6}, second{7};
+    of.append(1, 0, first);
+    of.append(1, 1, second);
+    return of;
+}
+
+}  // namespace
+
+TEST(TablesPrepare, DoesWhatApplyGatherAndMapSlotsDo) {
+    const Step step;
+    kvpages::Tables one = two_groups(), other = two_groups();
+    const kvpages_step prepared =
+        one.prepare({step.requests, step.query_start, step.seq_lens, step.positions});
+    other.apply();
+    other.gather(step.requests, step.requests.size());
+    other.map_slots(step.requests, step.query_start, step.positions);
+    for (std::size_t of_group = 0; of_group < 2; ++of_group) {
+        for (std::int64_t number = 0; number < 3; ++number) {
+            EXPECT_EQ(row(one.input_table(of_group).c_tensor(), number),
+                      row(other.input_table(of_group).c_tensor(), number));
+        }
+        const auto* a = static_cast<const std::int64_t*>(one.slots(of_group).data);
+        const auto* b = static_cast<const std::int64_t*>(other.slots(of_group).data);
+        EXPECT_EQ(Slots(a, a + 8), Slots(b, b + 8));
+        EXPECT_EQ(prepared.block_tables[of_group].data, one.input_table(of_group).data);
+        EXPECT_EQ(prepared.slot_mappings[of_group].data, one.slots(of_group).data);
+        EXPECT_EQ(prepared.slot_mappings[of_group].ndim, 1u);
+    }
+    EXPECT_EQ(prepared.num_requests, 3u);
+    EXPECT_EQ(prepared.num_tokens, 4u);
+    EXPECT_EQ(prepared.max_query_len, 3u);
+    EXPECT_EQ(prepared.max_seq_len, 20u);
+    EXPECT_EQ(prepared.query_start_host, step.query_start.data());
+    EXPECT_EQ(prepared.seq_lens, step.seq_lens.data());
+    EXPECT_EQ(prepared.positions, step.positions.data());
+    EXPECT_EQ(prepared.num_cache_groups, 2u);
+    EXPECT_EQ(prepared.causality, static_cast<std::uint32_t>(KVPAGES_CAUSALITY_CAUSAL));
+}
+
+TEST(TablesPrepare, RefusesAndChangesNothing) {
+    kvpages::Tables of = two_groups();
+    kvpages_step step = KVPAGES_STEP_INIT;
+    const auto refused = [&](const kvpages_batch& batch, const char* kind) {
+        step.num_tokens = 99;
+        EXPECT_NE(kvpages_tables_prepare(of.get(), &batch, &step), KVPAGES_STATUS_OK);
+        EXPECT_STREQ(kvpages_last_error_kind(), kind) << kvpages_last_error_message();
+        EXPECT_EQ(step.num_tokens, 0u);
+        EXPECT_EQ(step.block_tables, nullptr);
+        EXPECT_EQ(row(of.table(0).c_tensor(), 1), (Ids{0, 0}));
+        EXPECT_EQ(row(of.input_table(0).c_tensor(), 0), (Ids{0, 0}));
+    };
+    Step wrong;
+    wrong.requests[0] = 3;
+    refused(wrong.c_batch(), "unknown_request");
+    wrong = {};
+    wrong.seq_lens[0] = 2;
+    refused(wrong.c_batch(), "seq_len_too_small");
+    EXPECT_NE(std::string(kvpages_last_error_message()).find("seq_lens[0] is 2"),
+              std::string::npos);
+    wrong = {};
+    wrong.query_start[3] = 5;
+    refused(wrong.c_batch(), "boundaries_not_ascending");
+    wrong = {};
+    wrong.positions.resize(9);
+    wrong.seq_lens[2] = 6;
+    wrong.query_start[3] = 9;
+    refused(wrong.c_batch(), "batch_out_of_range");
+    for (int field = 0; field < 4; ++field) {
+        const Step good;
+        kvpages_batch batch = good.c_batch();
+        if (field == 0) batch.requests = nullptr;
+        if (field == 1) batch.query_start = nullptr;
+        if (field == 2) batch.seq_lens = nullptr;
+        if (field == 3) batch.positions = nullptr;
+        refused(batch, "null_argument");
+    }
+    const kvpages_batch good = Step().c_batch();
+    EXPECT_EQ(kvpages_tables_prepare(of.get(), nullptr, &step), KVPAGES_STATUS_NULL_ARGUMENT);
+    EXPECT_EQ(kvpages_tables_prepare(nullptr, &good, &step), KVPAGES_STATUS_NULL_ARGUMENT);
+    EXPECT_EQ(kvpages_tables_prepare(of.get(), &good, nullptr), KVPAGES_STATUS_NULL_ARGUMENT);
+    step.struct_size = 8;
+    EXPECT_EQ(kvpages_tables_prepare(of.get(), &good, &step), KVPAGES_STATUS_INVALID_ARGUMENT);
+}
+
+TEST(TablesPrepare, ChecksLengthsThatCannotBeSeenInC) {
+    kvpages::Tables of = two_groups();
+    Step step;
+    step.seq_lens.pop_back();
+    try {
+        of.prepare({step.requests, step.query_start, step.seq_lens, step.positions});
+        FAIL();
+    } catch (const kvpages::Error& error) {
+        EXPECT_STREQ(error.what(), "seq_lens has 2 entries, 3 are needed");
+        EXPECT_EQ(error.kind(), "array_length");
+        EXPECT_EQ(error.status(), KVPAGES_STATUS_INVALID_ARGUMENT);
+    }
 }
 
 // --- hostile use ---------------------------------------------------------------------------------

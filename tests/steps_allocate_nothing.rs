@@ -7,6 +7,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::ptr;
 
+use kvpages::ffi::metadata::kvpages_step;
 use kvpages::ffi::status::kvpages_status;
 use kvpages::ffi::tables::*;
 
@@ -102,6 +103,16 @@ fn every_call_of_a_step() {
     let batch = [3, -1, 0, 7];
     let query_start = [0, 40, 50, 51, 80];
     let positions: Vec<i64> = (0..80).collect();
+    let seq_lens = [40, 10, 90, 29];
+    let prepared = kvpages_batch {
+        struct_size: size_of::<kvpages_batch>(),
+        requests: batch.as_ptr(),
+        num_requests: batch.len(),
+        query_start: query_start.as_ptr(),
+        seq_lens: seq_lens.as_ptr(),
+        positions: positions.as_ptr(),
+        num_positions: positions.len(),
+    };
     let calls = || {
         // SAFETY: the handle is live, and the arrays are as long as they are said to be.
         unsafe {
@@ -128,6 +139,10 @@ fn every_call_of_a_step() {
                 tokens,
                 80,
             ));
+            let mut step: kvpages_step = std::mem::zeroed();
+            step.struct_size = size_of::<kvpages_step>();
+            good(kvpages_tables_prepare(tables, &prepared, &mut step));
+            assert_eq!((step.num_tokens, step.max_query_len), (80, 40));
             good(kvpages_tables_gather_dummies(tables, REQUESTS));
             good(kvpages_tables_map_dummies(tables));
             good(kvpages_tables_clear(tables, 1));

@@ -32,22 +32,19 @@ inline std::uint16_t to_bf16(float value) {
 /// Reads keys and values of f32 or bf16 in a view, whatever its backend's layout is.
 class KvView {
 public:
-    KvView(const kvpages::Tensor& view, const kvpages_view_axes& axes)
+    KvView(const kvpages::Tensor& view, const kvpages::ViewAxes& axes)
         : data_(view.data), is_bf16_(view.dtype == kvpages::Dtype::bf16), axes_(axes) {}
 
     void load_key(std::uint64_t slot, std::uint64_t head, float* row) const {
-        load(offset(slot, head), axes_.key_elements, row);
+        load(axes_.key(slot / slots(), slot % slots(), head), axes_.key_elements, row);
     }
 
     void load_value(std::uint64_t slot, std::uint64_t head, float* row) const {
-        load(offset(slot, head) + axes_.value_offset, axes_.value_elements, row);
+        load(axes_.value(slot / slots(), slot % slots(), head), axes_.value_elements, row);
     }
 
 private:
-    std::uint64_t offset(std::uint64_t slot, std::uint64_t head) const {
-        return slot / axes_.kernel_block_slots * axes_.kernel_block_stride +
-               slot % axes_.kernel_block_slots * axes_.token_stride + head * axes_.head_stride;
-    }
+    std::uint64_t slots() const { return axes_.kernel_block_slots; }
 
     void load(std::uint64_t at, std::uint64_t count, float* row) const {
         for (std::uint64_t i = 0; i < count; ++i, at += axes_.content_stride) {
@@ -58,7 +55,7 @@ private:
 
     const void* data_;
     bool is_bf16_;
-    kvpages_view_axes axes_;
+    kvpages::ViewAxes axes_;
 };
 
 /// Reads one key or one value of a token and head into `row`.

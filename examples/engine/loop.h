@@ -42,10 +42,6 @@ public:
           tables_(kvpages::Tables::make(plan, tables_config())),
           attention_(kvpages::Attention::make(plan, builders_)) {
         for (std::size_t row = kMaxRunning; row > 0; --row) free_rows_.push_back(row - 1);
-        for (std::size_t group = 0; group < tables_.num_groups(); ++group) {
-            block_tables_.push_back(tables_.input_table(group));
-            slot_mappings_.push_back(tables_.slots(group));
-        }
         windows_.resize(tables_.num_groups());
         std::vector<bool> has_trial(tables_.num_groups());
         for (std::size_t number = 0; number < model.layers.size(); ++number) {
@@ -95,10 +91,8 @@ private:
         append_blocks(batch);
         zero_fresh_blocks();
 
-        tables_.apply();
-        tables_.gather(batch.rows, batch.rows.size());
-        tables_.map_slots(batch.rows, batch.query_start.data(), batch.positions);
-        attention_.build(describe(batch));
+        attention_.build(tables_.prepare(
+            {batch.rows, batch.query_start, batch.seq_lens, batch.positions}));
 
         Outputs outputs;
         for (std::size_t i = 0; i < trials_.size(); ++i) {
@@ -207,26 +201,8 @@ private:
         fresh_.clear();
     }
 
-    /// The step for kvpages. On a device the arrays that are not for the host would be copied
-    /// there.
-    kvpages_step describe(const Batch& batch) const {
-        kvpages_step step = KVPAGES_STEP_INIT;
-        step.num_requests = batch.requests.size();
-        step.num_tokens = batch.positions.size();
-        step.max_query_len = batch.max_query_len;
-        step.max_seq_len = batch.max_seq_len;
-        step.query_start = step.query_start_host = batch.query_start.data();
-        step.seq_lens = step.seq_lens_host_bound = batch.seq_lens.data();
-        step.positions = batch.positions.data();
-        step.block_tables = block_tables_.data();
-        step.slot_mappings = slot_mappings_.data();
-        step.num_block_tables = step.num_slot_mappings = step.num_cache_groups =
-            tables_.num_groups();
-        return step;
-    }
-
     const Metadata& metadata_of(std::size_t layer) const {
-        return *static_cast<const Metadata*>(attention_.layer_metadata(layer));
+        return *attention_.metadata<const Metadata>(layer);
     }
 
     // --- sample and finish -----------------------------------------------------------------------
@@ -306,11 +282,9 @@ private:
     kvpages::Tables tables_;
     MetadataBuilders builders_;
     kvpages::Attention attention_;
-    std::vector<kvpages_tensor> block_tables_;   ///< by group
-    std::vector<kvpages_tensor> slot_mappings_;  ///< by group
-    std::vector<std::uint64_t> windows_;         ///< by group
+    std::vector<std::uint64_t> windows_;      ///< by group
     std::vector<std::unique_ptr<LayerTrial>> trials_;
-    std::vector<std::size_t> layer_numbers_;     ///< by trial
+    std::vector<std::size_t> layer_numbers_;  ///< by trial
 
     std::vector<Arrival> arrivals_;
     std::size_t next_arrival_ = 0;

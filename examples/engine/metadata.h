@@ -16,10 +16,8 @@ struct Metadata {
 
     /// Entry `index` of a request's row of the block table.
     std::uint64_t kernel_block(std::size_t request, std::uint64_t index) const {
-        const kvpages_tensor& table = common.block_table;
-        const std::int64_t at = static_cast<std::int64_t>(request) * table.strides[0] +
-                                static_cast<std::int64_t>(index) * table.strides[1];
-        return static_cast<std::uint64_t>(static_cast<const std::int32_t*>(table.data)[at]);
+        const kvpages::Tensor block_table = common.block_table;
+        return static_cast<std::uint64_t>(block_table.at<std::int32_t>(request, index));
     }
 
     /// Where a request's token is stored. Slots count the tokens of all kernel blocks.

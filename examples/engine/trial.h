@@ -154,12 +154,9 @@ private:
                 project(request.tokens[t], t, rows, contiguous_.at(request.number).given);
             }
         }
-        kvpages_kv_rows write{};
-        write.layer = number_;
-        write.keys = rows.keys.data();
-        write.values = rows.values.data();
-        write.key_scale = write.value_scale = format_.scale;
-        ops_.write({&write, 1}, metadata.new_slots(), kvpages::Dtype::f32);
+        const kvpages_kv_rows given = kvpages::kv_rows(number_, rows.keys.data(), rows.values.data(),
+                                                       format_.scale, format_.scale);
+        ops_.write(given, metadata.new_slots(), kvpages::Dtype::f32);
     }
 
     void project(std::int32_t token, std::uint64_t position, KeysAndValues& rows,

@@ -2863,6 +2863,49 @@ typedef struct kvpages_row_writes {
     NULL, NULL, 0}
 
 /**
+ * The requests that run together in one step.
+ */
+typedef struct kvpages_batch {
+    /**
+     * sizeof(kvpages_batch) as the caller compiled it.
+     */
+    size_t struct_size;
+    /**
+     * For each request the number of its row in the tables, or -1 for a dummy. NULL
+     * only when there are none.
+     */
+    const int32_t *requests;
+    /**
+     * How many. A batch that is padded to the requests that a graph was captured
+     * for ends with dummies without tokens.
+     */
+    size_t num_requests;
+    /**
+     * num_requests + 1 numbers going up from 0: request i has the tokens from
+     * query_start[i] to query_start[i + 1]. Not NULL.
+     */
+    const int32_t *query_start;
+    /**
+     * Tokens of each request's sequence, those of the step included. NULL only when
+     * there are no requests.
+     */
+    const int32_t *seq_lens;
+    /**
+     * Where each token stands in its request's sequence. NULL only when there are
+     * none.
+     */
+    const int64_t *positions;
+    /**
+     * How many: as many as there are tokens, or more, which are left alone.
+     */
+    size_t num_positions;
+} kvpages_batch;
+
+/** kvpages_batch with struct_size set and all else zero. */
+#define KVPAGES_BATCH_INIT {sizeof(kvpages_batch), NULL, 0, NULL, NULL, \
+    NULL, 0}
+
+/**
  * What operations are made for.
  */
 typedef struct kvpages_ops_config {
@@ -4545,6 +4588,34 @@ kvpages_status kvpages_tables_apply(struct kvpages_tables *tables);
 KVPAGES_API
 KVPAGES_MUST_USE
 kvpages_status kvpages_tables_reset(struct kvpages_tables *tables);
+
+/**
+ * All that a step asks of tables, in one call: kvpages_tables_apply(),
+ * kvpages_tables_gather() and kvpages_tables_map_slots() for a batch in the host's
+ * memory, which is also described as kvpages_attention_build() takes it. What the
+ * engine alone knows of the step, such as causality, stays zero and can be set
+ * before that call.
+ *
+ * @param tables    Changed. Not NULL.
+ * @param batch     Borrowed. Not NULL. Its arrays are what out_step points to, so
+ *                  they must stay until that is not used any more.
+ * @param[out] out_step  The step: its counts, the batch's arrays for the host and,
+ *                  as that is where the tables are, for the device, and the input
+ *                  table and the slots of each group, which are Kept until the
+ *                  tables are destroyed. Zero on failure. Not NULL; struct_size
+ *                  set.
+ * @retval KVPAGES_STATUS_NOT_FOUND  There is no such request.
+ * @retval KVPAGES_STATUS_INVALID_ARGUMENT  As kvpages_tables_map_slots() says, or a
+ *         sequence is shorter than its tokens of the step (kind
+ *         "seq_len_too_small"). Nothing is applied then.
+ * @note Cost: O(entries that changed + entries of the rows + tokens * groups); no
+ *       allocation, no lock.
+ */
+KVPAGES_API
+KVPAGES_MUST_USE
+kvpages_status kvpages_tables_prepare(struct kvpages_tables *tables,
+                                      const struct kvpages_batch *batch,
+                                      struct kvpages_step *out_step);
 
 /**
  * Fills the input tables of all groups with the rows of a batch. Rows past it are

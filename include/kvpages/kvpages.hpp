@@ -149,6 +149,9 @@ public:
         : std::runtime_error(kvpages_last_error_message()),
           status_(status),
           kind_(kvpages_last_error_kind()) {}
+    /// What this header itself refuses.
+    Error(std::int32_t status, const std::string& kind, const std::string& message)
+        : std::runtime_error(message), status_(status), kind_(kind) {}
 
     /// One of KVPAGES_STATUS_*.
     std::int32_t status() const noexcept { return status_; }
@@ -181,6 +184,18 @@ struct Destroy {
 template <typename Handle, void (*destroy)(Handle*)>
 using Owned = std::unique_ptr<Handle, Destroy<Handle, destroy>>;
 
+/// Refuses an array of another length than the call needs, which C could not see.
+inline void check_length(const char* name, std::size_t size, std::size_t needed) {
+    if (size == needed) return;
+    const std::string message = std::string(name) + " has " + std::to_string(size) +
+                                " entries, " + std::to_string(needed) + " are needed";
+#ifdef KVPAGES_NO_EXCEPTIONS
+    KVPAGES_ON_ERROR(KVPAGES_STATUS_INVALID_ARGUMENT, message.c_str());
+#else
+    throw Error(KVPAGES_STATUS_INVALID_ARGUMENT, "array_length", message);
+#endif
+}
+
 inline const char* c_str_or_null(const std::string& text) {
     return text.empty() ? nullptr : text.c_str();
 }
@@ -200,8 +215,10 @@ class Span {
 public:
     Span() noexcept = default;
     Span(T* data, std::size_t size) noexcept : data_(data), size_(size) {}
-    /// All of a vector, an array, or what else has data() and size(). Not the contents: they must
-    /// outlive the span.
+    template <std::size_t size>
+    Span(T (&array)[size]) noexcept : Span(array, size) {}
+    /// All of a vector, or what else has data() and size(). Not the contents: they must outlive the
+    /// span.
     template <typename Container,
               typename Element = std::remove_pointer_t<decltype(std::declval<Container&>().data())>,
               typename = std::enable_if_t<std::is_convertible_v<Element (*)[], T (*)[]>>>
@@ -781,12 +798,26 @@ private:
     detail::Owned<kvpages_memory, kvpages_memory_destroy> handle_;
 };
 
-/// A view: what a kernel is given. Its arrays are the cache's.
+/// A view, a block table or a slot mapping: what a kernel is given. Its arrays are those of what
+/// it came from.
 struct Tensor {
     void* data = nullptr;
     Dtype dtype = Dtype::u8;
     Span<const std::int64_t> shape;
     Span<const std::int64_t> strides;  ///< in elements
+
+    Tensor() noexcept = default;
+    Tensor(const kvpages_tensor& tensor) noexcept
+        : data(tensor.data),
+          dtype(static_cast<Dtype>(tensor.dtype)),
+          shape(tensor.shape, tensor.ndim),
+          strides(tensor.strides, tensor.ndim) {}
+
+    /// The same for C.
+    kvpages_tensor c_tensor() const noexcept {
+        return {data, shape.data(), strides.data(), static_cast<std::uint32_t>(dtype),
+                static_cast<std::uint32_t>(shape.size())};
+    }
 
     /// Elements of the view.
     std::int64_t num_elements() const noexcept {
@@ -805,6 +836,24 @@ struct Tensor {
         std::int64_t offset = 0;
         for (std::size_t dim = 0; dim < indices.size(); ++dim) offset += indices[dim] * strides[dim];
         return static_cast<T*>(data)[offset];
+    }
+};
+
+/// How the axes of an attention layer's view lie, whatever dimensions its backend fuses them to,
+/// and where in it an element is. Indices are not checked.
+struct ViewAxes : kvpages_view_axes {
+    ViewAxes() noexcept : kvpages_view_axes(KVPAGES_VIEW_AXES_INIT) {}
+
+    /// The first element of the key in a slot of a kernel block; the next ones are content_stride
+    /// apart.
+    std::uint64_t key(std::uint64_t kernel_block, std::uint64_t slot,
+                      std::uint64_t head) const noexcept {
+        return kernel_block * kernel_block_stride + slot * token_stride + head * head_stride;
+    }
+    /// As key(), of the value.
+    std::uint64_t value(std::uint64_t kernel_block, std::uint64_t slot,
+                        std::uint64_t head) const noexcept {
+        return key(kernel_block, slot, head) + value_offset;
     }
 };
 
@@ -850,12 +899,7 @@ public:
     Tensor view(std::size_t layer, std::size_t state = 0) const {
         kvpages_tensor tensor{};
         check(kvpages_cache_get_view(get(), layer, state, &tensor));
-        Tensor out;
-        out.data = tensor.data;
-        out.dtype = static_cast<Dtype>(tensor.dtype);
-        out.shape = {tensor.shape, tensor.ndim};
-        out.strides = {tensor.strides, tensor.ndim};
-        return out;
+        return tensor;
     }
 
     Tensor view(const std::string& name, std::size_t state = 0) const {
@@ -870,8 +914,8 @@ public:
     }
 
     /// How the axes of an attention layer's view lie.
-    kvpages_view_axes axes(std::size_t layer) const {
-        kvpages_view_axes out = KVPAGES_VIEW_AXES_INIT;
+    ViewAxes axes(std::size_t layer) const {
+        ViewAxes out;
         check(kvpages_cache_get_axes(get(), layer, &out));
         return out;
     }
@@ -945,6 +989,14 @@ struct TablesConfig {
     }
 };
 
+/// The requests that run together in one step.
+struct Batch {
+    Span<const std::int32_t> requests;     ///< rows in the tables; -1 is a dummy
+    Span<const std::int32_t> query_start;  ///< one more than requests, from 0
+    Span<const std::int32_t> seq_lens;     ///< of each request, with the tokens of the step
+    Span<const std::int64_t> positions;    ///< of each token
+};
+
 /// Which blocks hold each request, and where each token of a step goes.
 class Tables {
 public:
@@ -991,21 +1043,21 @@ public:
     }
 
     /// Applied rows: int32 [max_requests, row width]. Ask once; it does not move.
-    kvpages_tensor table(std::size_t group) const {
+    Tensor table(std::size_t group) const {
         kvpages_tensor out{};
         check(kvpages_tables_get_table(get(), group, &out));
         return out;
     }
 
     /// Rows of the batch: int32 [max_requests, row width]. Ask once; it does not move.
-    kvpages_tensor input_table(std::size_t group) const {
+    Tensor input_table(std::size_t group) const {
         kvpages_tensor out{};
         check(kvpages_tables_get_input_table(get(), group, &out));
         return out;
     }
 
     /// Slots of the batch: int64 [max_tokens]. Ask once; they do not move.
-    kvpages_tensor slots(std::size_t group) const {
+    Tensor slots(std::size_t group) const {
         kvpages_tensor out{};
         check(kvpages_tables_get_slots(get(), group, &out));
         return out;
@@ -1036,6 +1088,24 @@ public:
     /// Empties everything in place.
     void reset() { check(kvpages_tables_reset(get())); }
 
+    /// All that a step asks of tables: applies what was staged, gathers the rows of a batch and finds
+    /// its slots. The result is for Attention::build(); it points to the batch's arrays and to
+    /// these tables.
+    kvpages_step prepare(const Batch& batch) {
+        const std::size_t num_requests = batch.requests.size();
+        detail::check_length("query_start", batch.query_start.size(), num_requests + 1);
+        detail::check_length("seq_lens", batch.seq_lens.size(), num_requests);
+        kvpages_batch c_batch = KVPAGES_BATCH_INIT;
+        c_batch.requests = batch.requests.data();
+        c_batch.num_requests = batch.requests.size();
+        c_batch.query_start = batch.query_start.data();
+        c_batch.seq_lens = batch.seq_lens.data();
+        c_batch.positions = batch.positions.data();
+        c_batch.num_positions = batch.positions.size();
+        kvpages_step step = KVPAGES_STEP_INIT;
+        check(kvpages_tables_prepare(get(), &c_batch, &step));
+        return step;
+    }
     /// Fills the input tables with the rows of a batch; -1 is a dummy.
     void gather(Span<const std::int32_t> requests, std::size_t num_rows) {
         check(kvpages_tables_gather(get(), requests.data(), requests.size(), num_rows));
@@ -1044,12 +1114,12 @@ public:
     void gather_dummies(std::size_t num_rows) {
         check(kvpages_tables_gather_dummies(get(), num_rows));
     }
-    /// Finds the slots of a batch. `query_start` has an entry more than `requests`, which the
-    /// library cannot check.
-    void map_slots(Span<const std::int32_t> requests, const std::int32_t* query_start,
+    /// Finds the slots of a batch. `query_start` has an entry more than `requests`.
+    void map_slots(Span<const std::int32_t> requests, Span<const std::int32_t> query_start,
                    Span<const std::int64_t> positions) {
-        check(kvpages_tables_map_slots(get(), requests.data(), requests.size(), query_start,
-                                       positions.data(), positions.size()));
+        detail::check_length("query_start", query_start.size(), requests.size() + 1);
+        check(kvpages_tables_map_slots(get(), requests.data(), requests.size(),
+                                       query_start.data(), positions.data(), positions.size()));
     }
     /// Makes all slots those of a batch of dummies.
     void map_dummies() { check(kvpages_tables_map_dummies(get())); }
@@ -1061,6 +1131,19 @@ private:
 
     detail::Owned<kvpages_tables, kvpages_tables_destroy> handle_;
 };
+
+/// Rows of keys and values without gaps, to store in a layer. The layer's number is that in the
+/// cache. The scales are those of fp8 with one scale for the tensor.
+inline kvpages_kv_rows kv_rows(std::size_t layer, const void* keys, const void* values,
+                               float key_scale = 1, float value_scale = 1) noexcept {
+    kvpages_kv_rows rows{};
+    rows.layer = layer;
+    rows.keys = keys;
+    rows.values = values;
+    rows.key_scale = key_scale;
+    rows.value_scale = value_scale;
+    return rows;
+}
 
 /// Operations on the blocks of one cache: zero and copy blocks, store rows of tokens and read them.
 /// It keeps the cache's memory. What calls need is taken when it is made.
@@ -1118,6 +1201,12 @@ public:
         write.dtype = static_cast<std::uint32_t>(dtype);
         write.fp8_format = fp8 ? static_cast<std::uint32_t>(*fp8) : 0;
         check(kvpages_ops_write_kv(get(), &write));
+    }
+
+    /// As above, for one layer, as models compute them.
+    void write(const kvpages_kv_rows& layer, Span<const std::int64_t> slots, Dtype dtype,
+               std::optional<Dtype> fp8 = std::nullopt) const {
+        write({&layer, 1}, slots, dtype, fp8);
     }
 
     /// Reads rows of `dtype` from the slots of layers of one group; slot -1 is skipped.
@@ -1275,8 +1364,14 @@ public:
         return kvpages_attention_layer_metadata(get(), builder, layer);
     }
 
+    /// As above, for an engine that knows what its builders return; NULL where there is none.
+    template <typename Metadata>
+    Metadata* metadata(std::size_t layer, std::size_t builder = 0) const noexcept {
+        return static_cast<Metadata*>(layer_metadata(layer, builder));
+    }
+
     /// Slot mapping of a layer by its number in the worker's model.
-    kvpages_tensor slot_mapping(std::size_t layer, std::size_t builder = 0) const {
+    Tensor slot_mapping(std::size_t layer, std::size_t builder = 0) const {
         kvpages_tensor out{};
         check(kvpages_attention_get_slot_mapping(get(), builder, layer, &out));
         return out;

@@ -187,6 +187,42 @@ pub struct kvpages_step {
 }
 extensible!(kvpages_step, for_capture: u32);
 
+impl kvpages_step {
+    /// No request, and no array.
+    pub(super) const NOTHING: kvpages_step = kvpages_step {
+        struct_size: 0,
+        num_requests: 0,
+        num_tokens: 0,
+        max_query_len: 0,
+        max_seq_len: 0,
+        query_start: ptr::null(),
+        query_start_host: ptr::null(),
+        seq_lens: ptr::null(),
+        seq_lens_host_bound: ptr::null(),
+        local_seq_lens: ptr::null(),
+        positions: ptr::null(),
+        is_prefilling: ptr::null(),
+        multimodal_ranges: ptr::null(),
+        num_multimodal_requests: 0,
+        rswa_prefix_lens: ptr::null(),
+        causal_by_request: ptr::null(),
+        block_tables: ptr::null(),
+        num_block_tables: 0,
+        slot_mappings: ptr::null(),
+        num_slot_mappings: 0,
+        causality_by_group: ptr::null(),
+        num_causality_by_group: 0,
+        group_extra: ptr::null(),
+        num_group_extra: 0,
+        builder_extra: ptr::null(),
+        num_builder_extra: 0,
+        num_cache_groups: 0,
+        builder: 0,
+        causality: 0,
+        for_capture: 0,
+    };
+}
+
 /// Builds the metadata of a step: calls one builder of every attention group, in
 /// order. When a callback fails, no other is called, and the metadata of the step
 /// before stays. A call that succeeds takes no memory and no lock.

@@ -4,11 +4,14 @@ use super::extensible::{self, extensible};
 use super::guard::guard;
 use super::handle::{self, Handle, opaque};
 use super::input;
+use super::metadata::kvpages_step;
 use super::plan::kvpages_plan;
 use super::status::{Failure, kvpages_status};
 use super::types::{kvpages_dtype, kvpages_tensor};
 use crate::plan::TableWishes;
-use crate::tables::{self, GroupConfig, Ranks, RowWrites, Tables, TablesConfig};
+use crate::tables::{
+    self, Batch, BatchExtent, GroupConfig, Ranks, RowWrites, Tables, TablesConfig,
+};
 
 /// Which blocks hold each request, and where each token of a step goes, in the
 /// host's memory. For each group there are
@@ -36,6 +39,9 @@ pub(super) struct TablesHandle {
     tables: Tables,
     /// Of each group, what its tensors point to.
     shapes: Vec<Shapes>,
+    /// By group, as a step has them.
+    input_tables: Vec<kvpages_tensor>,
+    slots: Vec<kvpages_tensor>,
 }
 
 struct Shapes {
@@ -148,6 +154,32 @@ pub struct kvpages_row_writes {
     pub num_block_ids: usize,
 }
 extensible!(kvpages_row_writes, num_block_ids: usize);
+
+/// The requests that run together in one step.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct kvpages_batch {
+    /// sizeof(kvpages_batch) as the caller compiled it.
+    pub struct_size: usize,
+    /// For each request the number of its row in the tables, or -1 for a dummy. NULL
+    /// only when there are none.
+    pub requests: *const i32,
+    /// How many. A batch that is padded to the requests that a graph was captured
+    /// for ends with dummies without tokens.
+    pub num_requests: usize,
+    /// num_requests + 1 numbers going up from 0: request i has the tokens from
+    /// query_start[i] to query_start[i + 1]. Not NULL.
+    pub query_start: *const i32,
+    /// Tokens of each request's sequence, those of the step included. NULL only when
+    /// there are no requests.
+    pub seq_lens: *const i32,
+    /// Where each token stands in its request's sequence. NULL only when there are
+    /// none.
+    pub positions: *const i64,
+    /// How many: as many as there are tokens, or more, which are left alone.
+    pub num_positions: usize,
+}
+extensible!(kvpages_batch, num_positions: usize);
 
 /// Entries of a row of row_blocks blocks for kernels that read whole runs of 128
 /// tokens: blocks rounded up to a multiple of 128 / gcd(128, block_size), times the
@@ -349,7 +381,8 @@ pub unsafe extern "C" fn kvpages_tables_get_input_table(
     // SAFETY: the caller's contract.
     unsafe {
         handle::read(tables, input::cleared(out, "out"), |handle, out| {
-            *out = handle.rows(group, handle.tables.input_table(group)?);
+            handle.tables.config(group)?;
+            *out = handle.input_tables[group];
             Ok(())
         })
     }
@@ -372,15 +405,8 @@ pub unsafe extern "C" fn kvpages_tables_get_slots(
     // SAFETY: the caller's contract.
     unsafe {
         handle::read(tables, input::cleared(out, "out"), |handle, out| {
-            let slots = handle.tables.slots(group)?;
-            let shapes = &handle.shapes[group];
-            *out = kvpages_tensor {
-                data: slots.as_ptr().cast_mut().cast(),
-                shape: shapes.slots.as_ptr(),
-                strides: shapes.slot_strides.as_ptr(),
-                dtype: kvpages_dtype::I64 as u32,
-                ndim: 1,
-            };
+            handle.tables.config(group)?;
+            *out = handle.slots[group];
             Ok(())
         })
     }
@@ -601,6 +627,57 @@ pub unsafe extern "C" fn kvpages_tables_reset(tables: *mut kvpages_tables) -> kv
     }
 }
 
+/// All that a step asks of tables, in one call: kvpages_tables_apply(),
+/// kvpages_tables_gather() and kvpages_tables_map_slots() for a batch in the host's
+/// memory, which is also described as kvpages_attention_build() takes it. What the
+/// engine alone knows of the step, such as causality, stays zero and can be set
+/// before that call.
+///
+/// @param tables    Changed. Not NULL.
+/// @param batch     Borrowed. Not NULL. Its arrays are what out_step points to, so
+///                  they must stay until that is not used any more.
+/// @param[out] out_step  The step: its counts, the batch's arrays for the host and,
+///                  as that is where the tables are, for the device, and the input
+///                  table and the slots of each group, which are Kept until the
+///                  tables are destroyed. Zero on failure. Not NULL; struct_size
+///                  set.
+/// @retval KVPAGES_STATUS_NOT_FOUND  There is no such request.
+/// @retval KVPAGES_STATUS_INVALID_ARGUMENT  As kvpages_tables_map_slots() says, or a
+///         sequence is shorter than its tokens of the step (kind
+///         "seq_len_too_small"). Nothing is applied then.
+/// @note Cost: O(entries that changed + entries of the rows + tokens * groups); no
+///       allocation, no lock.
+#[must_use]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvpages_tables_prepare(
+    tables: *mut kvpages_tables,
+    batch: *const kvpages_batch,
+    out_step: *mut kvpages_step,
+) -> kvpages_status {
+    // SAFETY: the caller's contract.
+    let out = unsafe { extensible::out(out_step) };
+    // SAFETY: the caller's contract.
+    unsafe {
+        handle::change(tables, |handle| {
+            let out = out?;
+            let given = extensible::read(batch)?;
+            let count = given.num_requests;
+            let extent = handle.tables.prepare(&Batch {
+                requests: input::array(given.requests, count, "requests")?,
+                query_start: input::array(
+                    given.query_start,
+                    count.saturating_add(1),
+                    "query_start",
+                )?,
+                seq_lens: input::array(given.seq_lens, count, "seq_lens")?,
+                positions: input::array(given.positions, given.num_positions, "positions")?,
+            })?;
+            out.fill(handle.step(&given, &extent));
+            Ok(())
+        })
+    }
+}
+
 /// Fills the input tables of all groups with the rows of a batch. Rows past it are
 /// null.
 ///
@@ -713,17 +790,36 @@ pub unsafe extern "C" fn kvpages_tables_map_dummies(tables: *mut kvpages_tables)
 
 impl TablesHandle {
     fn new(tables: Tables) -> Result<TablesHandle, Failure> {
-        let mut shapes = input::reserve(tables.num_groups(), "groups")?;
-        for group in 0..tables.num_groups() {
-            let width = tables.width(group)? as i64;
-            shapes.push(Shapes {
-                rows: [tables.max_requests() as i64, width],
+        let num_groups = tables.num_groups();
+        let mut handle = TablesHandle {
+            tables,
+            shapes: input::reserve(num_groups, "groups")?,
+            input_tables: input::reserve(num_groups, "groups")?,
+            slots: input::reserve(num_groups, "groups")?,
+        };
+        for group in 0..num_groups {
+            let width = handle.tables.width(group)? as i64;
+            handle.shapes.push(Shapes {
+                rows: [handle.tables.max_requests() as i64, width],
                 row_strides: [width, 1],
-                slots: [tables.max_tokens() as i64],
+                slots: [handle.tables.max_tokens() as i64],
                 slot_strides: [1],
             });
         }
-        Ok(TablesHandle { tables, shapes })
+        // Shapes do not move any more.
+        for group in 0..num_groups {
+            let input_table = handle.rows(group, handle.tables.input_table(group)?);
+            handle.input_tables.push(input_table);
+            let shapes = &handle.shapes[group];
+            handle.slots.push(kvpages_tensor {
+                data: handle.tables.slots(group)?.as_ptr().cast_mut().cast(),
+                shape: shapes.slots.as_ptr(),
+                strides: shapes.slot_strides.as_ptr(),
+                dtype: kvpages_dtype::I64 as u32,
+                ndim: 1,
+            });
+        }
+        Ok(handle)
     }
 
     fn rows(&self, group: usize, ids: &[i32]) -> kvpages_tensor {
@@ -734,6 +830,28 @@ impl TablesHandle {
             strides: shapes.row_strides.as_ptr(),
             dtype: kvpages_dtype::I32 as u32,
             ndim: 2,
+        }
+    }
+
+    /// A batch that was prepared, as attention takes it.
+    fn step(&self, batch: &kvpages_batch, extent: &BatchExtent) -> kvpages_step {
+        let num_groups = self.tables.num_groups();
+        kvpages_step {
+            num_requests: batch.num_requests as u64,
+            num_tokens: extent.num_tokens as u64,
+            max_query_len: extent.max_query_len as u64,
+            max_seq_len: extent.max_seq_len as u64,
+            query_start: batch.query_start,
+            query_start_host: batch.query_start,
+            seq_lens: batch.seq_lens,
+            seq_lens_host_bound: batch.seq_lens,
+            positions: batch.positions,
+            block_tables: self.input_tables.as_ptr(),
+            num_block_tables: num_groups,
+            slot_mappings: self.slots.as_ptr(),
+            num_slot_mappings: num_groups,
+            num_cache_groups: num_groups,
+            ..kvpages_step::NOTHING
         }
     }
 }

@@ -186,6 +186,18 @@ pub enum TablesError {
         /// How many fit.
         capacity: usize,
     },
+    /// A sequence that is shorter than what a step adds to it.
+    #[error(
+        "seq_lens[{request}] is {seq_len}, which is less than the {query_len} tokens that the step has of it"
+    )]
+    SeqLen {
+        /// The request's place in the batch.
+        request: usize,
+        /// Tokens of its sequence.
+        seq_len: i32,
+        /// Tokens of it in the step.
+        query_len: i32,
+    },
     /// A batch padded to fewer rows than it has.
     #[error("{num_requests} requests cannot be padded to {num_rows} rows")]
     PaddedBelowBatch {
@@ -216,6 +228,7 @@ impl TablesError {
             TablesError::TruncateLonger { .. } => "table_row_too_short",
             TablesError::Length { .. } => "per_group_array_length",
             TablesError::Boundary { .. } => "boundaries_not_ascending",
+            TablesError::SeqLen { .. } => "seq_len_too_small",
             TablesError::Capacity { .. } | TablesError::PaddedBelowBatch { .. } => {
                 "batch_out_of_range"
             }

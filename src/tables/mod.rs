@@ -50,6 +50,30 @@ impl<'a> RowWrites<'a> {
     }
 }
 
+/// The requests that run together in one step.
+#[derive(Debug, Clone, Copy)]
+pub struct Batch<'a> {
+    /// The row of each request; -1 for a dummy.
+    pub requests: &'a [i32],
+    /// Where the tokens of each start in `positions`, and where those of the last one end.
+    pub query_start: &'a [i32],
+    /// Tokens of the sequence of each, those of the step included.
+    pub seq_lens: &'a [i32],
+    /// Where each token stands in its sequence.
+    pub positions: &'a [i64],
+}
+
+/// How large a batch is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BatchExtent {
+    /// Tokens of all requests.
+    pub num_tokens: usize,
+    /// Most tokens of one request.
+    pub max_query_len: usize,
+    /// Longest sequence.
+    pub max_seq_len: usize,
+}
+
 /// The block tables of all groups.
 #[derive(Debug)]
 pub struct Tables {
@@ -265,6 +289,23 @@ impl Tables {
 
     // --- a step -----------------------------------------------------------------------------
 
+    /// All that a step asks of tables: applies what was staged, gathers the rows of a batch and
+    /// finds its slots.
+    pub fn prepare(&mut self, batch: &Batch<'_>) -> Result<BatchExtent, TablesError> {
+        let num_tokens = self.check_batch(batch.requests, batch.query_start, batch.positions)?;
+        let (max_query_len, max_seq_len) = check_seq_lens(batch.query_start, batch.seq_lens)?;
+        self.apply();
+        for group in &mut self.groups {
+            group.gather(batch.requests);
+            group.map_slots(batch.requests, batch.query_start, batch.positions);
+        }
+        Ok(BatchExtent {
+            num_tokens,
+            max_query_len,
+            max_seq_len,
+        })
+    }
+
     /// Fills the input tables with the rows of the requests of a batch; -1 is a dummy. Rows past
     /// them are null. `num_rows` are those that kernels will read.
     pub fn gather(&mut self, requests: &[i32], num_rows: usize) -> Result<(), TablesError> {
@@ -289,24 +330,7 @@ impl Tables {
         query_start: &[i32],
         positions: &[i64],
     ) -> Result<(), TablesError> {
-        self.check_num_rows(requests.len(), requests.len())?;
-        self.check_indices(requests)?;
-        if query_start.len() != requests.len() + 1 {
-            return Err(TablesError::Length {
-                what: "query_start",
-                got: query_start.len(),
-                wanted: requests.len() + 1,
-            });
-        }
-        check_ascending("query_start", query_start, positions.len())?;
-        let tokens = query_start[requests.len()] as usize;
-        if tokens > self.max_tokens {
-            return Err(TablesError::Capacity {
-                what: "the number of tokens",
-                got: tokens,
-                capacity: self.max_tokens,
-            });
-        }
+        self.check_batch(requests, query_start, positions)?;
         for group in &mut self.groups {
             group.map_slots(requests, query_start, positions);
         }
@@ -362,6 +386,34 @@ impl Tables {
             .try_for_each(|&request| self.check_index(request, -1))
     }
 
+    /// Returns the number of tokens.
+    fn check_batch(
+        &self,
+        requests: &[i32],
+        query_start: &[i32],
+        positions: &[i64],
+    ) -> Result<usize, TablesError> {
+        self.check_num_rows(requests.len(), requests.len())?;
+        self.check_indices(requests)?;
+        if query_start.len() != requests.len() + 1 {
+            return Err(TablesError::Length {
+                what: "query_start",
+                got: query_start.len(),
+                wanted: requests.len() + 1,
+            });
+        }
+        check_ascending("query_start", query_start, positions.len())?;
+        let tokens = query_start[requests.len()] as usize;
+        if tokens > self.max_tokens {
+            return Err(TablesError::Capacity {
+                what: "the number of tokens",
+                got: tokens,
+                capacity: self.max_tokens,
+            });
+        }
+        Ok(tokens)
+    }
+
     fn check_num_rows(&self, num_requests: usize, num_rows: usize) -> Result<(), TablesError> {
         if num_rows > self.max_requests {
             return Err(TablesError::Capacity {
@@ -378,6 +430,33 @@ impl Tables {
         }
         Ok(())
     }
+}
+
+/// Checks that sequences hold the tokens of the step; `query_start` was checked. Returns the most
+/// tokens of one request, and the longest sequence.
+fn check_seq_lens(query_start: &[i32], seq_lens: &[i32]) -> Result<(usize, usize), TablesError> {
+    let wanted = query_start.len() - 1;
+    if seq_lens.len() != wanted {
+        return Err(TablesError::Length {
+            what: "seq_lens",
+            got: seq_lens.len(),
+            wanted,
+        });
+    }
+    let (mut max_query_len, mut max_seq_len) = (0, 0);
+    for (request, (pair, &seq_len)) in query_start.windows(2).zip(seq_lens).enumerate() {
+        let query_len = pair[1] - pair[0];
+        if seq_len < query_len {
+            return Err(TablesError::SeqLen {
+                request,
+                seq_len,
+                query_len,
+            });
+        }
+        max_query_len = max_query_len.max(query_len);
+        max_seq_len = max_seq_len.max(seq_len);
+    }
+    Ok((max_query_len as usize, max_seq_len as usize))
 }
 
 /// Checks numbers that divide an array into parts.

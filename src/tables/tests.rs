@@ -102,6 +102,115 @@ fn rows_are_as_wide_as_whole_runs_of_128_tokens() {
 }
 
 #[test]
+fn a_step_is_prepared_in_one_call() {
+    let mut tables = tables(&[group(16, 16, 3), group(32, 16, 2)], 3, 6);
+    tables.write_row(2, 0, &[5, 6], false).unwrap();
+    tables.write_row(2, 1, &[7], false).unwrap();
+    let batch = Batch {
+        requests: &[2, -1],
+        query_start: &[0, 2, 3],
+        seq_lens: &[18, 1],
+        positions: &[16, 17, 0, 99],
+    };
+    let extent = BatchExtent {
+        num_tokens: 3,
+        max_query_len: 2,
+        max_seq_len: 18,
+    };
+    assert_eq!(tables.prepare(&batch), Ok(extent));
+    assert_eq!(tables.input_table(0).unwrap(), [5, 6, 0, 0, 0, 0, 0, 0, 0]);
+    assert_eq!(tables.input_table(1).unwrap()[..4], [14, 15, 0, 0]);
+    assert_eq!(tables.slots(0).unwrap(), [96, 97, -1, -1, -1, -1]);
+    assert_eq!(tables.slots(1).unwrap(), [240, 241, -1, -1, -1, -1]);
+}
+
+#[test]
+fn a_batch_that_is_refused_leaves_everything_as_it_was() {
+    let good = Batch {
+        requests: &[0, 1],
+        query_start: &[0, 1, 3],
+        seq_lens: &[1, 2],
+        positions: &[0, 0, 1],
+    };
+    for (bad, kind) in [
+        (
+            Batch {
+                requests: &[0],
+                ..good
+            },
+            "per_group_array_length",
+        ),
+        (
+            Batch {
+                requests: &[0, 2],
+                ..good
+            },
+            "unknown_request",
+        ),
+        (
+            Batch {
+                query_start: &[0, 2, 1],
+                ..good
+            },
+            "boundaries_not_ascending",
+        ),
+        (
+            Batch {
+                query_start: &[1, 2, 3],
+                ..good
+            },
+            "boundaries_not_ascending",
+        ),
+        (
+            Batch {
+                positions: &[0, 0],
+                ..good
+            },
+            "boundaries_not_ascending",
+        ),
+        (
+            Batch {
+                seq_lens: &[1],
+                ..good
+            },
+            "per_group_array_length",
+        ),
+        (
+            Batch {
+                seq_lens: &[1, 1],
+                ..good
+            },
+            "seq_len_too_small",
+        ),
+        (
+            Batch {
+                seq_lens: &[-1, 2],
+                ..good
+            },
+            "seq_len_too_small",
+        ),
+        (
+            Batch {
+                query_start: &[0, 1, 5],
+                positions: &[0; 5],
+                seq_lens: &[1, 4],
+                ..good
+            },
+            "batch_out_of_range",
+        ),
+    ] {
+        let mut tables = tables(&[group(16, 16, 3)], 2, 4);
+        tables.write_row(0, 0, &[5], false).unwrap();
+        assert_eq!(tables.prepare(&bad).unwrap_err().kind(), kind, "{bad:?}");
+        assert_eq!(tables.table(0).unwrap(), [0; 6], "nothing was applied");
+        assert_eq!(tables.input_table(0).unwrap(), [0; 6]);
+        assert_eq!(tables.slots(0).unwrap(), [-1; 4]);
+        tables.prepare(&good).unwrap();
+        assert_eq!(tables.slots(0).unwrap(), [80, -1, -1, -1]);
+    }
+}
+
+#[test]
 fn reads_see_what_was_applied() {
     let mut tables = tables(&[group(16, 16, 3)], 2, 4);
     tables.write_row(1, 0, &[5, 6], false).unwrap();
