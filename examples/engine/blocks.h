@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <random>
 #include <stdexcept>
+#include <utility>
 #include <vector>
 
 namespace engine {
@@ -15,34 +17,40 @@ constexpr std::int32_t kNullBlock = 0;
 /// Hands out block ids and counts who holds them. All groups draw from one pool.
 class BlockPool {
 public:
-    explicit BlockPool(std::uint64_t num_blocks) : num_holders_(num_blocks, 0) {}
+    explicit BlockPool(std::uint64_t num_blocks) : blocks_(num_blocks) {
+        for (auto id = static_cast<std::int32_t>(num_blocks); --id > kNullBlock;) {
+            free_.push_back(id);
+        }
+    }
+
+    /// Blocks that nobody holds come in another order from now on.
+    void shuffle(std::uint64_t seed) {
+        std::mt19937_64 random(seed);
+        // Not std::shuffle: its order is the library's choice.
+        for (std::size_t i = free_.size(); i > 1; --i) std::swap(free_[i - 1], free_[random() % i]);
+    }
+
+    std::uint64_t num_free() const { return free_.size(); }
 
     /// A block that nobody holds. What its last owner left in it is still there.
     std::int32_t take() {
-        std::int32_t id = next_unused_;
-        if (!returned_.empty()) {
-            id = returned_.back();
-            returned_.pop_back();
-            ++num_reused_;
-        } else if (static_cast<std::size_t>(next_unused_) < num_holders_.size()) {
-            ++next_unused_;
-        } else {
-            // A larger engine would take blocks from a request that can run again later.
-            throw std::runtime_error("the pool has no free block");
-        }
-        holders(id) = 1;
+        if (free_.empty()) throw std::runtime_error("the pool has no free block");
+        const std::int32_t id = free_.back();
+        free_.pop_back();
+        num_reused_ += block(id).had_owner;
+        block(id) = {1, true};
         largest_num_held_ = std::max(largest_num_held_, ++num_held_);
         return id;
     }
 
     /// One more request holds the block, and nobody may write to it from now on.
     void share(std::int32_t id) {
-        if (id != kNullBlock) ++holders(id);
+        if (id != kNullBlock) ++block(id).num_holders;
     }
 
     void give_back(std::int32_t id) {
-        if (id == kNullBlock || --holders(id) > 0) return;
-        returned_.push_back(id);
+        if (id == kNullBlock || --block(id).num_holders > 0) return;
+        free_.push_back(id);
         --num_held_;
     }
 
@@ -52,11 +60,15 @@ public:
     std::uint64_t num_reused() const { return num_reused_; }
 
 private:
-    std::uint32_t& holders(std::int32_t id) { return num_holders_[static_cast<std::size_t>(id)]; }
+    struct Block {
+        std::uint32_t num_holders = 0;
+        bool had_owner = false;
+    };
 
-    std::vector<std::uint32_t> num_holders_;
-    std::vector<std::int32_t> returned_;
-    std::int32_t next_unused_ = kNullBlock + 1;
+    Block& block(std::int32_t id) { return blocks_[static_cast<std::size_t>(id)]; }
+
+    std::vector<Block> blocks_;
+    std::vector<std::int32_t> free_;  ///< the last is taken first
     std::uint64_t num_held_ = 0;
     std::uint64_t largest_num_held_ = 0;
     std::uint64_t num_reused_ = 0;
@@ -69,10 +81,16 @@ public:
 
     const std::vector<std::int32_t>& ids() const { return ids_; }
 
+    /// Blocks that grow() would take.
+    std::uint64_t num_missing(std::uint64_t num_tokens) const {
+        const std::uint64_t needed = (num_tokens + block_size_ - 1) / block_size_;
+        return needed - std::min<std::uint64_t>(needed, ids_.size());
+    }
+
     /// Takes blocks until there is room for `num_tokens`; returns those that are new.
     std::vector<std::int32_t> grow(std::uint64_t num_tokens, BlockPool& pool) {
         const std::size_t num_before = ids_.size();
-        while (ids_.size() * block_size_ < num_tokens) ids_.push_back(pool.take());
+        for (std::uint64_t i = num_missing(num_tokens); i > 0; --i) ids_.push_back(pool.take());
         return {ids_.begin() + static_cast<std::ptrdiff_t>(num_before), ids_.end()};
     }
 
@@ -100,6 +118,7 @@ public:
     void release_all(BlockPool& pool) {
         for (const std::int32_t id : ids_) pool.give_back(id);
         ids_.clear();
+        num_released_ = 0;
     }
 
 private:

@@ -1,0 +1,67 @@
+// Compares what the engine says with what a reference said.
+#pragma once
+
+#include "kv_cache.h"
+#include "prompts.h"
+#include "server.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace smollm {
+
+/// How far from a reference that keeps keys and values in float32 an engine may be.
+struct Tolerance {
+    float logit = 0;   ///< between the logits after a prompt
+    float margin = 0;  ///< where the best two are closer, either may be chosen
+    /// At least so many of a prompt's tokens are equal, whatever their margins. 1: each that is
+    /// not within `margin`.
+    float equal_share = 1;
+};
+
+Tolerance tolerance_of(const CacheType& type);
+
+/// Chooses greedily and compares. Where a near-tie goes the other way it goes on with the
+/// reference's token, so that every later step is compared too.
+class Check : public Client {
+public:
+    Check(std::vector<Prompt> prompts, const Tolerance& tolerance)
+        : prompts_(std::move(prompts)), tolerance_(tolerance), results_(prompts_.size()) {}
+
+    /// The ids that the tokenizer made of a prompt.
+    void compare_ids(std::size_t prompt, const std::vector<std::int32_t>& ids);
+    /// Which request asks for which prompt.
+    void set_request(std::size_t request, std::size_t prompt);
+
+    std::int32_t choose(const Sequence& sequence, Logits logits) override;
+
+    bool passed(std::size_t prompt) const;
+    /// "ok", or the first difference; and how large differences were.
+    std::string line(std::size_t prompt) const;
+
+    std::size_t num_prompts() const { return prompts_.size(); }
+    std::size_t num_passed() const;
+    /// Of all prompts.
+    std::string summary() const;
+
+private:
+    struct Result {
+        std::string failure;  ///< the first
+        std::size_t num_steps = 0;
+        std::size_t num_equal = 0;
+        std::size_t first_different = 0;
+        float logit_difference = 0;
+    };
+
+    void compare_logits(std::size_t prompt, Logits logits);
+    bool is_share_too_small(const Result& result) const;
+
+    std::vector<Prompt> prompts_;
+    Tolerance tolerance_;
+    std::vector<Result> results_;             ///< by prompt
+    std::vector<std::size_t> prompts_asked_;  ///< by request
+};
+
+}  // namespace smollm

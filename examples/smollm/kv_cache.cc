@@ -1,0 +1,154 @@
+#include "kv_cache.h"
+
+#include <memory>
+#include <stdexcept>
+#include <utility>
+
+namespace smollm {
+
+namespace {
+
+/// The contract of attention.cc: it reads any order of the axes, in kernel blocks of one size.
+kvpages::Backend own_kernels(const CacheOptions& options) {
+    kvpages::BackendConfig config;
+    config.name = "SMOLLM";
+    config.layout = options.layout.dimensions;
+    config.kernel_block_sizes = {options.kernel_block_size != 0 ? options.kernel_block_size
+                                                                : options.block_size};
+    config.alignment_bytes = sizeof(float);
+    return kvpages::Backend(config);
+}
+
+kvpages::Plan make_plan(const ModelConfig& model, const CacheOptions& options) {
+    kvpages::AttentionSpec spec;
+    spec.dtype = options.type.dtype;
+    spec.quant_mode = options.type.quant_mode;
+    spec.block_size = options.block_size;
+    spec.num_kv_heads = model.num_kv_heads;
+    spec.head_size = model.head_size;
+
+    const kvpages::Backend backend = own_kernels(options);
+    kvpages::Model layers;
+    for (std::size_t i = 0; i < model.num_layers; ++i) {
+        layers.add("blk." + std::to_string(i) + ".attn", spec, backend,
+                   static_cast<std::uint32_t>(model.num_heads));
+    }
+    const std::uint64_t block_bytes = kvpages::describe(spec).page_size_bytes * model.num_layers;
+    kvpages::PlanConfig config;
+    config.reserved_blocks = 1;  // block 0 stands for no block
+    config.memory_bytes =
+        static_cast<std::int64_t>((options.num_blocks + config.reserved_blocks) * block_bytes);
+    config.max_model_len = model.context_length;
+    config.max_tokens_in_flight = options.max_tokens;
+    config.auto_fit = true;  // a sequence is as long as the blocks allow
+    return kvpages::Plan::make(layers, config);
+}
+
+kvpages::TablesConfig tables_config(const CacheOptions& options) {
+    kvpages::TablesConfig config;
+    config.max_requests = options.max_requests;
+    config.max_tokens = options.max_tokens;
+    return config;
+}
+
+/// Keeps the metadata of a step as it comes. On a device it would be copied there.
+class MetadataBuilder : public kvpages::Builder {
+public:
+    void* build(const kvpages_common_metadata& common, void*) override {
+        metadata_.num_requests = common.num_requests;
+        metadata_.query_start = common.query_start_host;
+        metadata_.seq_lens = common.seq_lens;
+        metadata_.block_table = common.block_table;
+        metadata_.slots = {static_cast<const std::int64_t*>(common.slot_mapping.data),
+                           common.num_tokens};
+        return &metadata_;
+    }
+
+private:
+    StepMetadata metadata_;
+};
+
+}  // namespace
+
+const std::vector<CacheType>& cache_types() {
+    using kvpages::Dtype;
+    using kvpages::QuantMode;
+    static const std::vector<CacheType> types{
+        {"f16", Dtype::f16, QuantMode::none},
+        {"bf16", Dtype::bf16, QuantMode::none},
+        {"f32", Dtype::f32, QuantMode::none},
+        {"fp8", Dtype::f8_e4m3fn, QuantMode::fp8_per_tensor},
+        {"int8", Dtype::i8, QuantMode::int8_per_token_head},
+    };
+    return types;
+}
+
+const std::vector<CacheLayout>& cache_layouts() {
+    static const std::vector<CacheLayout> layouts{
+        {"nhd", "block | token | head | kv*content"},
+        {"hnd", "block | head | token | kv*content"},
+        {"kv-first", "kv | block | token | head | content"},
+    };
+    return layouts;
+}
+
+KvCache::KvCache(const ModelConfig& model, const CacheOptions& options, ThreadPool& threads)
+    : options_(options),
+      shape_{model.num_heads, model.num_kv_heads, model.head_size},
+      threads_(threads),
+      plan_(make_plan(model, options)),
+      cache_(kvpages::Cache::allocate(plan_, kvpages::Memory::host())),
+      tables_(kvpages::Tables::make(plan_, tables_config(options))),
+      ops_(cache_),
+      attention_(kvpages::Attention::make(plan_, builders_)) {
+    for (std::size_t layer = 0; layer < cache_.num_layers(); ++layer) {
+        views_.push_back({cache_.view(layer), cache_.axes(layer)});
+    }
+}
+
+std::unique_ptr<kvpages::Builder> KvCache::Builders::create(const kvpages_builder_info&) {
+    return std::make_unique<MetadataBuilder>();
+}
+
+std::uint64_t KvCache::bytes() const {
+    std::uint64_t sum = 0;
+    for (std::size_t i = 0; i < cache_.num_allocations(); ++i) {
+        sum += cache_.allocation(i).size_bytes;
+    }
+    return sum;
+}
+
+/// Runs a call to kvpages on the engine's clock.
+template <typename Call>
+void KvCache::timed(Call call) {
+    const auto begin = std::chrono::steady_clock::now();
+    call();
+    in_kvpages_ += std::chrono::steady_clock::now() - begin;
+}
+
+void KvCache::append_blocks(std::size_t row, kvpages::Span<const std::int32_t> ids) {
+    timed([&] { tables_.append(row, 0, ids); });
+}
+
+void KvCache::clear_row(std::size_t row) {
+    timed([&] { tables_.clear(row); });
+}
+
+void KvCache::copy_blocks(kvpages::Span<const kvpages_block_copy> copies) {
+    timed([&] { ops_.copy_blocks(copies); });
+}
+
+void KvCache::begin_step(const kvpages::Batch& batch) {
+    timed([&] { attention_.build(tables_.prepare(batch)); });
+}
+
+void KvCache::run(std::size_t layer, const float* queries, const float* keys, const float* values,
+                  float* out) {
+    const auto& metadata = *attention_.metadata<const StepMetadata>(layer);
+    timed([&] {
+        ops_.write(kvpages::kv_rows(layer, keys, values), metadata.slots, kvpages::Dtype::f32);
+    });
+    attend(shape_, views_[layer], metadata, queries, out, threads_);
+}
+
+}  // namespace smollm
