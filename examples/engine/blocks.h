@@ -14,6 +14,13 @@ namespace engine {
 /// Stands for no block: it is never handed out, and nothing is ever written to it.
 constexpr std::int32_t kNullBlock = 0;
 
+/// Not std::shuffle, whose order is each library's own.
+template <typename T>
+void shuffle(std::vector<T>& values, std::uint64_t seed) {
+    std::mt19937_64 random(seed);
+    for (std::size_t i = values.size(); i > 1; --i) std::swap(values[i - 1], values[random() % i]);
+}
+
 /// Hands out block ids and counts who holds them. All groups draw from one pool.
 class BlockPool {
 public:
@@ -24,11 +31,7 @@ public:
     }
 
     /// Blocks that nobody holds come in another order from now on.
-    void shuffle(std::uint64_t seed) {
-        std::mt19937_64 random(seed);
-        // Not std::shuffle: its order is the library's choice.
-        for (std::size_t i = free_.size(); i > 1; --i) std::swap(free_[i - 1], free_[random() % i]);
-    }
+    void shuffle(std::uint64_t seed) { engine::shuffle(free_, seed); }
 
     std::uint64_t num_free() const { return free_.size(); }
 

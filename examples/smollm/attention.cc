@@ -1,5 +1,7 @@
 #include "attention.h"
 
+#include "math.h"
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -108,21 +110,6 @@ LoadRows loader(kvpages::Dtype dtype) {
 }
 
 // --- attention --------------------------------------------------------------------------------
-
-/// Sums that do not wait for each other, always the same ones and added up in the same order.
-float dot(const float* a, const float* b, std::size_t size) {
-    constexpr std::size_t lanes = 16;
-    float sums[lanes] = {};
-    std::size_t i = 0;
-    for (; i + lanes <= size; i += lanes) {
-        for (std::size_t lane = 0; lane < lanes; ++lane) sums[lane] += a[i + lane] * b[i + lane];
-    }
-    for (std::size_t lane = 0; i < size; ++i, ++lane) sums[lane] += a[i] * b[i];
-    for (std::size_t half = lanes / 2; half > 0; half /= 2) {
-        for (std::size_t lane = 0; lane < half; ++lane) sums[lane] += sums[lane + half];
-    }
-    return sums[0];
-}
 
 /// One query attends to `num_tokens` rows.
 void attend_one(const float* query, const Rows& rows, std::size_t num_tokens, std::size_t head_size,

@@ -19,12 +19,14 @@ std::string text_of(float number) {
 
 }  // namespace
 
+/// Of f32, f16 and bf16 what the reference's own notes allow. Eight bits have two to eight times the
+/// error of bf16, in each key and value.
 Tolerance tolerance_of(const CacheType& type) {
     const std::string name = type.name;
-    if (name == "f32") return {1e-3f, 0.01f, 1};
-    if (name == "f16") return {0.05f, 0.05f, 1};
-    if (name == "bf16") return {0.5f, 0.5f, 1};
-    return {4, 0, 0.75f};
+    if (name == "f32") return {0.001f, 0.01f, 0};
+    if (name == "f16") return {0.05f, 0.05f, 0};
+    if (name == "bf16") return {0.5f, 0.5f, 0};
+    return {2, 2, 0.75f};
 }
 
 void Check::compare_ids(std::size_t prompt, const std::vector<std::int32_t>& ids) {
@@ -59,7 +61,7 @@ std::int32_t Check::choose(const Sequence& sequence, Logits logits) {
     }
     const float margin = prompt.margins[step];
     if (result.num_equal + 1 == result.num_steps) result.first_different = step;
-    if (tolerance_.equal_share >= 1 && margin >= tolerance_.margin && result.failure.empty()) {
+    if (margin >= tolerance_.margin && result.failure.empty()) {
         result.failure = "step " + std::to_string(step) + " is " + std::to_string(ours) +
                          ", the reference's is " + std::to_string(theirs) + " (margin " +
                          text_of(margin) + ")";
@@ -85,16 +87,9 @@ void Check::compare_logits(std::size_t prompt, Logits logits) {
     }
 }
 
-bool Check::is_share_too_small(const Result& result) const {
-    return tolerance_.equal_share < 1 &&
-           static_cast<float>(result.num_equal) <
-               tolerance_.equal_share * static_cast<float>(result.num_steps);
-}
-
 bool Check::passed(std::size_t prompt) const {
     const Result& result = results_[prompt];
-    return result.failure.empty() && result.num_steps == prompts_[prompt].greedy_ids.size() &&
-           !is_share_too_small(result);
+    return result.failure.empty() && result.num_steps == prompts_[prompt].greedy_ids.size();
 }
 
 std::string Check::line(std::size_t prompt) const {
@@ -107,8 +102,7 @@ std::string Check::line(std::size_t prompt) const {
         return "FAILED: it ended after " + std::to_string(result.num_steps) + " of " +
                std::to_string(num_wanted) + " tokens";
     }
-    std::string text = is_share_too_small(result) ? "FAILED: " : "ok: ";
-    text += share;
+    std::string text = "ok: " + share;
     if (result.num_equal < num_wanted) {
         text += ", the first that differs is step " + std::to_string(result.first_different) +
                 " (margin " + text_of(prompts_[prompt].margins[result.first_different]) + ")";
@@ -122,16 +116,27 @@ std::size_t Check::num_passed() const {
     return count;
 }
 
-std::string Check::summary() const {
-    std::size_t equal = 0, steps = 0;
-    float difference = 0;
+Check::Result Check::total() const {
+    Result total;
     for (const Result& result : results_) {
-        equal += result.num_equal;
-        steps += result.num_steps;
-        difference = std::max(difference, result.logit_difference);
+        total.num_steps += result.num_steps;
+        total.num_equal += result.num_equal;
+        total.logit_difference = std::max(total.logit_difference, result.logit_difference);
     }
-    return std::to_string(equal) + " of " + std::to_string(steps) +
-           " tokens equal, first logits within " + text_of(difference);
+    return total;
+}
+
+bool Check::has_equal_share() const {
+    const Result all = total();
+    return static_cast<float>(all.num_equal) >=
+           tolerance_.equal_share * static_cast<float>(all.num_steps);
+}
+
+std::string Check::summary() const {
+    const Result all = total();
+    return std::to_string(all.num_equal) + " of " + std::to_string(all.num_steps) +
+           " tokens equal" + (has_equal_share() ? "" : ", which is too few") +
+           "; first logits within " + text_of(all.logit_difference);
 }
 
 }  // namespace smollm

@@ -16,9 +16,7 @@ namespace smollm {
 struct Tolerance {
     float logit = 0;   ///< between the logits after a prompt
     float margin = 0;  ///< where the best two are closer, either may be chosen
-    /// At least so many of a prompt's tokens are equal, whatever their margins. 1: each that is
-    /// not within `margin`.
-    float equal_share = 1;
+    float equal_share = 0;  ///< of the tokens of all prompts, whatever their margins
 };
 
 Tolerance tolerance_of(const CacheType& type);
@@ -43,7 +41,9 @@ public:
 
     std::size_t num_prompts() const { return prompts_.size(); }
     std::size_t num_passed() const;
-    /// Of all prompts.
+    /// Whether enough tokens of all prompts together are equal.
+    bool has_equal_share() const;
+    /// Of all prompts together.
     std::string summary() const;
 
 private:
@@ -56,7 +56,7 @@ private:
     };
 
     void compare_logits(std::size_t prompt, Logits logits);
-    bool is_share_too_small(const Result& result) const;
+    Result total() const;
 
     std::vector<Prompt> prompts_;
     Tolerance tolerance_;

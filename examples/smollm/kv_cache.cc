@@ -33,11 +33,9 @@ kvpages::Plan make_plan(const ModelConfig& model, const CacheOptions& options) {
         layers.add("blk." + std::to_string(i) + ".attn", spec, backend,
                    static_cast<std::uint32_t>(model.num_heads));
     }
-    const std::uint64_t block_bytes = kvpages::describe(spec).page_size_bytes * model.num_layers;
     kvpages::PlanConfig config;
     config.reserved_blocks = 1;  // block 0 stands for no block
-    config.memory_bytes =
-        static_cast<std::int64_t>((options.num_blocks + config.reserved_blocks) * block_bytes);
+    config.num_blocks_override = options.num_blocks + config.reserved_blocks;
     config.max_model_len = model.context_length;
     config.max_tokens_in_flight = options.max_tokens;
     config.auto_fit = true;  // a sequence is as long as the blocks allow
