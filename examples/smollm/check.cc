@@ -54,6 +54,10 @@ std::int32_t Check::choose(const Sequence& sequence, Logits logits) {
     if (step == 0) compare_logits(number, logits);
 
     const std::int32_t ours = most_likely(logits), theirs = prompt.greedy_ids.at(step);
+    if (static_cast<std::size_t>(theirs) >= logits.size()) {
+        throw std::runtime_error(prompt.id + ": greedy_ids has token " + std::to_string(theirs) +
+                                 ", which the model does not have");
+    }
     ++result.num_steps;
     if (ours == theirs) {
         ++result.num_equal;

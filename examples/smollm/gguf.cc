@@ -183,7 +183,8 @@ GgufFile::GgufFile(const std::string& path) : path_(path) {
 }
 
 void GgufFile::map() {
-    const int fd = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
+    // Non-blocking: to open a pipe would else wait for somebody who writes to it.
+    const int fd = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0) fail(std::string("cannot open: ") + std::strerror(errno));
     struct stat info = {};
     const bool is_file = ::fstat(fd, &info) == 0 && S_ISREG(info.st_mode);

@@ -73,12 +73,14 @@ std::vector<std::size_t> order_of_arrival(std::size_t count, const Order& order)
     return numbers;
 }
 
-/// Serves all requests; they arrive in their order, `gap` steps apart.
+/// Serves all requests; they arrive in their order, `gap` steps apart. Steps without a request are
+/// passed over.
 void serve(Server& server, const std::vector<Request>& requests, std::size_t gap) {
     std::size_t next = 0;
     for (std::size_t step = 0; next < requests.size() || server.is_busy(); ++step) {
+        if (!server.is_busy()) step = std::max(step, next * gap);
         while (next < requests.size() && step >= next * gap) server.add(requests[next++]);
-        if (server.is_busy()) server.step();
+        server.step();
     }
 }
 

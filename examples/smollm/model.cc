@@ -55,8 +55,10 @@ ModelConfig read_config(const GgufFile& file) {
         fail(file, std::to_string(config.num_heads) + " query heads cannot share " +
                        std::to_string(config.num_kv_heads) + " key-value heads");
     }
-    if (config.head_size == 0 || config.head_size % 2 != 0) {
-        fail(file, "heads of " + std::to_string(config.head_size) + " cannot be rotated in pairs");
+    // Attention multiplies whole lanes, and would read past the end of other heads.
+    if (config.head_size == 0 || config.head_size % kNumLanes != 0) {
+        fail(file, "heads of " + std::to_string(config.head_size) + ", not of a multiple of " +
+                       std::to_string(kNumLanes));
     }
     for (const char* key : {"llama.attention.value_length", "llama.rope.dimension_count"}) {
         const std::size_t size = read_size_or(file, key, config.head_size);

@@ -26,7 +26,7 @@ what to say
   --check               compares with "prompt_ids", "greedy_ids", "margins" and "first_top5" of the
                         file: a line for each prompt, then "N passed, M failed"; status 1 if M > 0
   --max-tokens N        of each text, at most; 64
-  --samples N           texts from each prompt, which share its blocks; 1
+  --samples N           texts from each prompt, which share its blocks, at most 1024; 1
   --temperature T       0: always the most likely token; 0
   --top-k N             draw among the N most likely; 0: all
   --top-p P             draw among the most likely that have probability P together; 1
@@ -48,14 +48,21 @@ the engine
   --chunk N             tokens of one prompt in a step, at most; 64
   --order ORDER         in which requests arrive: given, reversed or random:SEED; given
   --gap N               steps from one arrival to the next; 0
-  --threads N           2
+  --threads N           at most 256; 2
   --help
 
 Steps are counted from 0. A near-tie, a step of --check whose margin is small for the type of the
 cache, may differ without fault; it is named.
 )";
 
-std::uint64_t whole(const std::string& text, std::uint64_t least = 0) {
+// What kvpages sizes by a number is checked there; this keeps sums from wrapping.
+constexpr std::uint64_t kMostOfAny = std::numeric_limits<std::int32_t>::max();
+// Each sample and each thread has memory of its own, which nothing else bounds.
+constexpr std::uint64_t kMostSamples = 1024;
+constexpr std::uint64_t kMostThreads = 256;
+
+std::uint64_t whole(const std::string& text, std::uint64_t least = 0,
+                    std::uint64_t most = kMostOfAny) {
     std::size_t end = 0;
     std::uint64_t value = 0;
     try {
@@ -64,8 +71,6 @@ std::uint64_t whole(const std::string& text, std::uint64_t least = 0) {
         }
     } catch (const std::out_of_range&) {
     }
-    // What is sized by it is checked where that is done; this keeps sums from wrapping.
-    const std::uint64_t most = std::numeric_limits<std::int32_t>::max();
     if (end == 0 || end != text.size() || value < least || value > most) {
         throw std::invalid_argument("is \"" + text + "\", not a number from " +
                                     std::to_string(least) + " to " + std::to_string(most));
@@ -113,7 +118,7 @@ std::map<std::string, Set> options_with_value(Options& o) {
         {"--prompts", [&](const std::string& v) { o.prompts_file = v; }},
         {"--system", [&](const std::string& v) { o.system = v; }},
         {"--max-tokens", [&](const std::string& v) { o.max_new_tokens = whole(v, 1); }},
-        {"--samples", [&](const std::string& v) { o.num_samples = whole(v, 1); }},
+        {"--samples", [&](const std::string& v) { o.num_samples = whole(v, 1, kMostSamples); }},
         {"--temperature",
          [&, infinity](const std::string& v) { o.sampling.temperature = real(v, 0, infinity); }},
         {"--top-k", [&](const std::string& v) { o.sampling.top_k = whole(v); }},
@@ -130,7 +135,7 @@ std::map<std::string, Set> options_with_value(Options& o) {
         {"--chunk", [&](const std::string& v) { o.chunk_size = whole(v, 1); }},
         {"--order", [&](const std::string& v) { o.order = order(v); }},
         {"--gap", [&](const std::string& v) { o.gap = whole(v); }},
-        {"--threads", [&](const std::string& v) { o.num_threads = whole(v, 1); }},
+        {"--threads", [&](const std::string& v) { o.num_threads = whole(v, 1, kMostThreads); }},
     };
 }
 

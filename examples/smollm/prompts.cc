@@ -2,7 +2,9 @@
 
 #include <nlohmann/json.hpp>
 
+#include <cstdint>
 #include <fstream>
+#include <limits>
 #include <stdexcept>
 
 namespace smollm {
@@ -11,14 +13,34 @@ namespace {
 
 using Json = nlohmann::json;
 
+/// The library's own conversion lets numbers wrap and drops their fractions, so that what the file
+/// does not say could pass.
+std::int32_t read_token(const Json& entry) {
+    const auto token = entry.is_number_integer() ? entry.get<std::int64_t>() : -1;
+    // What the model does not have beyond that is refused when it is known.
+    if (token < 0 || token > std::numeric_limits<std::int32_t>::max()) {
+        throw std::runtime_error(entry.dump() + " is not a token");
+    }
+    return static_cast<std::int32_t>(token);
+}
+
+std::vector<std::int32_t> read_tokens(const Json& entries) {
+    if (!entries.is_array()) throw std::runtime_error("tokens are not in an array");
+    std::vector<std::int32_t> tokens;
+    for (const Json& entry : entries) tokens.push_back(read_token(entry));
+    return tokens;
+}
+
 Prompt read_prompt(const Json& entry, bool with_answers) {
     Prompt prompt;
     prompt.text = entry.at("prompt").get<std::string>();
     if (!with_answers) return prompt;
-    entry.at("prompt_ids").get_to(prompt.prompt_ids);
-    entry.at("greedy_ids").get_to(prompt.greedy_ids);
+    prompt.prompt_ids = read_tokens(entry.at("prompt_ids"));
+    prompt.greedy_ids = read_tokens(entry.at("greedy_ids"));
     entry.at("margins").get_to(prompt.margins);
-    entry.at("first_top5").get_to(prompt.first_top5);
+    for (const Json& pair : entry.at("first_top5")) {
+        prompt.first_top5.emplace_back(read_token(pair.at(0)), pair.at(1).get<float>());
+    }
     if (prompt.greedy_ids.empty()) throw std::runtime_error("greedy_ids is empty");
     if (prompt.margins.size() != prompt.greedy_ids.size()) {
         throw std::runtime_error("margins has " + std::to_string(prompt.margins.size()) +
@@ -38,6 +60,7 @@ std::vector<Prompt> read_prompts(const std::string& path, bool with_answers) {
     try {
         const Json entries = Json::parse(file);
         if (!entries.is_array()) throw std::runtime_error("not an array of prompts");
+        if (entries.empty()) throw std::runtime_error("there are no prompts in it");
         for (const Json& entry : entries) {
             at = path + ", entry " + std::to_string(prompts.size());
             const std::string id = entry.value("id", std::to_string(prompts.size()));

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <stdexcept>
 
 namespace smollm {
 
@@ -19,6 +20,10 @@ Sampler::Sampler(const SamplingOptions& options, std::uint64_t stream) : options
 }
 
 std::int32_t Sampler::choose(kvpages::Span<const float> logits) {
+    // NaN has no place in an order: to sort by it is undefined.
+    if (!std::all_of(logits.begin(), logits.end(), [](float x) { return std::isfinite(x); })) {
+        throw std::runtime_error("the model's logits are not all finite; its file may be damaged");
+    }
     if (options_.temperature <= 0) return most_likely(logits);
     candidates_.clear();
     for (std::size_t token = 0; token < logits.size(); ++token) {
