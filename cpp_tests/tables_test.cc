@@ -804,7 +804,7 @@ TEST(TablesPrepare, ChecksLengthsThatCannotBeSeenInC) {
         FAIL();
     } catch (const kvpages::Error& error) {
         EXPECT_STREQ(error.what(), "seq_lens has 2 entries, 3 are needed");
-        EXPECT_EQ(error.kind(), "array_length");
+        EXPECT_EQ(error.kind(), "per_group_array_length");
         EXPECT_EQ(error.status(), KVPAGES_STATUS_INVALID_ARGUMENT);
     }
 }

@@ -103,7 +103,7 @@ fn every_call_of_a_step() {
     let batch = [3, -1, 0, 7];
     let query_start = [0, 40, 50, 51, 80];
     let positions: Vec<i64> = (0..80).collect();
-    let seq_lens = [40, 10, 90, 29];
+    let seq_lens = [40, 10, 90, 80];
     let prepared = kvpages_batch {
         struct_size: size_of::<kvpages_batch>(),
         requests: batch.as_ptr(),

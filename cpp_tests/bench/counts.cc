@@ -69,6 +69,14 @@ void slots8192() {
     });
 }
 
+void prepare256() {
+    kvpages::Tables of = tables();
+    const Writes many(64);
+    of.write(many.get());
+    const Decode decode;
+    count(32, [&] { keep(of.prepare(decode.batch())); });
+}
+
 void metadata256() {
     MetadataStep step;
     count(32, [&] {
@@ -130,6 +138,7 @@ struct Path {
 constexpr Path kPaths[] = {
     {"step/append256", append256},
     {"step/gather256", gather256},
+    {"step/prepare256", prepare256},
     {"step/slots8192", slots8192},
     {"step/metadata256", metadata256},
     {"ops/zero", zero},

@@ -50,6 +50,17 @@ void gather256(benchmark::State& state) {
 }
 BENCHMARK(gather256)->Name("step/gather256")->Unit(benchmark::kMicrosecond);
 
+/// All that a decode step of 256 requests of 64 blocks asks of the tables of 3 groups.
+void prepare256(benchmark::State& state) {
+    kvpages::Tables of = tables();
+    const Writes many(64);
+    of.write(many.get());
+    const Decode decode;
+    for (auto _ : state) benchmark::DoNotOptimize(of.prepare(decode.batch()));
+    per(state, kRequests * kGroups);
+}
+BENCHMARK(prepare256)->Name("step/prepare256")->Unit(benchmark::kMicrosecond);
+
 /// 8,192 tokens of `num_requests` requests.
 void slots8192(benchmark::State& state, std::uint64_t block_size, std::uint64_t kernel_block_size,
                std::size_t num_requests) {

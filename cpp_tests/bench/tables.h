@@ -68,3 +68,17 @@ struct Batch {
     std::vector<std::int32_t> query_start{0};
     std::vector<std::int64_t> positions;
 };
+
+/// A step in which each of 256 requests of 1,024 tokens gets one more.
+struct Decode {
+    Decode() : requests(kRequests), query_start(kRequests + 1), seq_lens(kRequests, 1024) {
+        std::iota(requests.begin(), requests.end(), 0);
+        std::iota(query_start.begin(), query_start.end(), 0);
+        positions.assign(kRequests, 1023);
+    }
+
+    kvpages::Batch batch() const { return {requests, query_start, seq_lens, positions}; }
+
+    std::vector<std::int32_t> requests, query_start, seq_lens;
+    std::vector<std::int64_t> positions;
+};

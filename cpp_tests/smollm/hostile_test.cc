@@ -107,8 +107,8 @@ TEST(SmollmHostileCheck, ATokenThatTheModelDoesNotHaveIsNoNearTie) {
     prompt.margins = {0};
     const std::vector<Prompt> prompts{prompt};
     Check check(prompts, {0.05f, 0.05f, 0});
-    check.set_request(0, 0);
-    const Sequence sequence(0, {{1}, 1, 1}, 16);
+    check.add_request(0);
+    const Sequence sequence{0, 0, 1, 1, 1, {1}, 0, 0, 0, engine::HeldBlocks(16)};
     const std::vector<float> logits{0, 1, 2, 3};
     const std::string error = error_of([&] { check.choose(sequence, logits); });
     EXPECT_TRUE(has(error, "it: greedy_ids has token 4")) << error;

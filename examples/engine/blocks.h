@@ -77,10 +77,13 @@ private:
     std::uint64_t num_reused_ = 0;
 };
 
-/// The blocks that a request holds in one group, in the order of its tokens.
+/// The blocks that a request holds in one group, in the order of its tokens. Who copied it would
+/// hold them uncounted, so only fork() does.
 class HeldBlocks {
 public:
     explicit HeldBlocks(std::uint64_t block_size) : block_size_(block_size) {}
+    HeldBlocks(HeldBlocks&&) = default;
+    HeldBlocks& operator=(HeldBlocks&&) = default;
 
     const std::vector<std::int32_t>& ids() const { return ids_; }
 
@@ -97,14 +100,20 @@ public:
         return {ids_.begin() + static_cast<std::ptrdiff_t>(num_before), ids_.end()};
     }
 
+    /// Blocks that fork() would take.
+    std::uint64_t num_missing_to_fork(std::uint64_t num_tokens) const {
+        return ids_.size() - std::min<std::uint64_t>(num_tokens / block_size_, ids_.size());
+    }
+
     /// The same tokens for another request: full blocks are shared, the last one is replaced if
     /// it has room left, because both will write to it. Then it has to be copied.
     HeldBlocks fork(std::uint64_t num_tokens, BlockPool& pool) const {
-        HeldBlocks copy = *this;
-        const std::size_t num_full = num_tokens / block_size_;
+        HeldBlocks copy(block_size_);
+        copy.num_released_ = num_released_;
+        const std::size_t num_shared = ids_.size() - num_missing_to_fork(num_tokens);
         for (std::size_t i = 0; i < ids_.size(); ++i) {
-            if (i < num_full) pool.share(ids_[i]);
-            else copy.ids_[i] = pool.take();
+            if (i < num_shared) pool.share(ids_[i]);
+            copy.ids_.push_back(i < num_shared ? ids_[i] : pool.take());
         }
         return copy;
     }

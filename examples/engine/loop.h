@@ -133,11 +133,14 @@ private:
     /// Another way to go on from the same tokens: it shares the blocks that are full, and gets a
     /// copy of the last one.
     void fork(const Request& from, const Arrival& arrival) {
-        auto request = std::make_unique<Request>(from);
+        auto request = std::make_unique<Request>();
+        request->tokens = from.tokens;
         request->tokens.back() = (from.tokens.back() + 1) % 1000;
+        request->prompt_length = from.prompt_length;
+        request->num_cached = from.num_cached;
         std::vector<kvpages_block_copy> copies;
         for (std::size_t group = 0; group < from.blocks.size(); ++group) {
-            request->blocks[group] = from.blocks[group].fork(from.num_cached, pool_);
+            request->blocks.push_back(from.blocks[group].fork(from.num_cached, pool_));
             const std::vector<std::int32_t>& before = from.blocks[group].ids();
             const std::vector<std::int32_t>& after = request->blocks[group].ids();
             for (std::size_t i = 0; i < after.size(); ++i) {

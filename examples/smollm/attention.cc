@@ -56,10 +56,12 @@ struct Int8 {
 
 // --- rows of one head -------------------------------------------------------------------------
 
-/// What a key or a value of `size` elements at element `at` of the view is, in float32. A scale of
-/// its own follows it where the view says so.
+/// What a key or a value of `size` elements at element `at` of the view is, in float32. It has a
+/// scale of its own at element `scale_at` where the view says so. That of fp8 for a whole tensor is
+/// 1, as kv_cache.cc stores it.
 template <typename Format>
-void load_row(const KvView& view, std::uint64_t at, std::size_t size, float* row) {
+void load_row(const KvView& view, std::uint64_t at, std::uint64_t scale_at, std::size_t size,
+              float* row) {
     const auto* stored = static_cast<const typename Format::Stored*>(view.tensor.data) + at;
     const std::uint64_t stride = view.axes.content_stride;
     if (stride == 1) {  // a loop of its own, so that it becomes vector instructions
@@ -69,7 +71,8 @@ void load_row(const KvView& view, std::uint64_t at, std::size_t size, float* row
     }
     if (view.axes.scale_elements == 0) return;
     float scale;
-    std::memcpy(&scale, stored + size, sizeof scale);
+    std::memcpy(&scale, static_cast<const typename Format::Stored*>(view.tensor.data) + scale_at,
+                sizeof scale);
     for (std::size_t i = 0; i < size; ++i) row[i] *= scale;
 }
 
@@ -87,9 +90,12 @@ void load_rows(const KvView& view, const StepMetadata& step, std::size_t request
     for (std::size_t token = 0; token < num_tokens; ++token) {
         const auto block =
             static_cast<std::uint64_t>(step.block_table.at<std::int32_t>(request, token / slots));
-        load_row<Format>(view, view.axes.key(block, token % slots, head), head_size,
+        const std::uint64_t slot = token % slots;
+        load_row<Format>(view, view.axes.key(block, slot, head),
+                         view.axes.key_scale(block, slot, head), head_size,
                          &rows.keys[token * head_size]);
-        load_row<Format>(view, view.axes.value(block, token % slots, head), head_size,
+        load_row<Format>(view, view.axes.value(block, slot, head),
+                         view.axes.value_scale(block, slot, head), head_size,
                          &rows.values[token * head_size]);
     }
 }

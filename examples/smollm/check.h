@@ -21,8 +21,8 @@ struct Tolerance {
 
 Tolerance tolerance_of(const CacheType& type);
 
-/// Chooses greedily and compares. Where a near-tie goes the other way it goes on with the
-/// reference's token, so that every later step is compared too.
+/// Chooses greedily and compares. Where a step goes the other way it goes on with the reference's
+/// token, so that every later step is compared too.
 class Check : public Client {
 public:
     Check(std::vector<Prompt> prompts, const Tolerance& tolerance)
@@ -30,8 +30,10 @@ public:
 
     /// The ids that the tokenizer made of a prompt.
     void compare_ids(std::size_t prompt, const std::vector<std::int32_t>& ids);
-    /// Which request asks for which prompt.
-    void set_request(std::size_t request, std::size_t prompt);
+    /// A prompt cannot be served.
+    void refuse(std::size_t prompt, const std::string& why);
+    /// The next request asks for this prompt.
+    void add_request(std::size_t prompt) { prompts_asked_.push_back(prompt); }
 
     std::int32_t choose(const Sequence& sequence, Logits logits) override;
 

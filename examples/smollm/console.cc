@@ -55,20 +55,20 @@ void print_summary(const Server& server, const KvCache& cache, const CacheOption
     const engine::BlockPool& blocks = server.blocks();
     const std::uint64_t kernel_block_size =
         options.kernel_block_size != 0 ? options.kernel_block_size : options.block_size;
-    std::printf("  tokens      %llu written, %llu read, %llu read again after %llu preemptions\n",
-                whole(counts.new_tokens), whole(counts.computed_tokens),
-                whole(counts.repeated_tokens), whole(counts.preemptions));
+    std::printf("  tokens      %llu written, %llu read, %llu read again\n", whole(counts.new_tokens),
+                whole(counts.computed_tokens), whole(counts.repeated_tokens));
+    std::printf("  requests    %llu preempted, %llu forks, %llu more that had to wait\n",
+                whole(counts.preemptions), whole(counts.forks), whole(counts.late_forks));
     std::printf("  time        %.2f s in %llu steps: %.1f tokens/s written, %.1f read\n",
                 counts.seconds, whole(counts.steps),
                 static_cast<double>(counts.new_tokens) / counts.seconds,
                 static_cast<double>(counts.computed_tokens + counts.repeated_tokens) /
                     counts.seconds);
-    std::printf("  blocks      %llu used, %llu at the peak, of %llu; %llu had an owner before; "
-                "%llu forks\n",
+    std::printf("  blocks      %llu used, %llu at the peak, of %llu; %llu had an owner before\n",
                 whole(blocks.num_held()), whole(blocks.largest_num_held()),
-                whole(cache.num_blocks() - 1), whole(blocks.num_reused()), whole(counts.forks));
+                whole(cache.num_usable_blocks()), whole(blocks.num_reused()));
     std::printf("  KV cache    %llu bytes: %s, %s, blocks of %llu tokens, kernel blocks of %llu\n",
-                whole(cache.bytes()), options.type.name, options.layout.name,
+                whole(cache.size_bytes()), options.type.name, options.layout.name,
                 whole(options.block_size), whole(kernel_block_size));
     std::printf("  kvpages     %.2f %% of the time of steps\n",
                 100 * cache.seconds_in_kvpages() / counts.seconds);

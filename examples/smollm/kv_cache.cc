@@ -57,8 +57,9 @@ public:
         metadata_.query_start = common.query_start_host;
         metadata_.seq_lens = common.seq_lens;
         metadata_.block_table = common.block_table;
-        metadata_.slots = {static_cast<const std::int64_t*>(common.slot_mapping.data),
-                           common.num_tokens};
+        metadata_.slots = kvpages::Tensor(common.slot_mapping)
+                              .span<const std::int64_t>()
+                              .first(common.num_tokens);
         return &metadata_;
     }
 
@@ -114,14 +115,6 @@ void KvCache::touch_all_blocks() {
 
 std::unique_ptr<kvpages::Builder> KvCache::Builders::create(const kvpages_builder_info&) {
     return std::make_unique<MetadataBuilder>();
-}
-
-std::uint64_t KvCache::bytes() const {
-    std::uint64_t sum = 0;
-    for (std::size_t i = 0; i < cache_.num_allocations(); ++i) {
-        sum += cache_.allocation(i).size_bytes;
-    }
-    return sum;
 }
 
 /// Runs a call to kvpages on the engine's clock.

@@ -51,9 +51,10 @@ public:
     std::string explain() const { return plan_.explain(); }
     /// The null block, which no request gets, included.
     std::uint64_t num_blocks() const { return cache_.num_blocks(); }
+    std::uint64_t num_usable_blocks() const { return num_blocks() - 1; }
     std::uint64_t block_size() const { return options_.block_size; }
     /// Bytes of the blocks, in all layers.
-    std::uint64_t bytes() const;
+    std::uint64_t size_bytes() const { return cache_.size_bytes(); }
     /// Time spent in calls to kvpages so far, in seconds.
     double seconds_in_kvpages() const { return in_kvpages_.count(); }
 

@@ -73,20 +73,30 @@ std::vector<std::size_t> order_of_arrival(std::size_t count, const Order& order)
     return numbers;
 }
 
-/// Serves all requests; they arrive in their order, `gap` steps apart. Steps without a request are
-/// passed over.
-void serve(Server& server, const std::vector<Request>& requests, std::size_t gap) {
+/// Serves prompts; they arrive in their order, `gap` steps apart. Steps without a request are passed
+/// over. `request(number)` is what prompt `number` asks for; `accepted(number)` and
+/// `refused(number, why)` are told of it, in the order of requests.
+template <typename MakeRequest, typename Accepted, typename Refused>
+void serve(Server& server, const std::vector<std::size_t>& order, std::size_t gap,
+           MakeRequest request, Accepted accepted, Refused refused) {
     std::size_t next = 0;
-    for (std::size_t step = 0; next < requests.size() || server.is_busy(); ++step) {
+    for (std::size_t step = 0; next < order.size() || server.is_busy(); ++step) {
         if (!server.is_busy()) step = std::max(step, next * gap);
-        while (next < requests.size() && step >= next * gap) server.add(requests[next++]);
-        server.step();
+        for (; next < order.size() && step >= next * gap; ++next) {
+            try {
+                server.add(request(order[next]));
+                accepted(order[next]);
+            } catch (const std::runtime_error& error) {
+                refused(order[next], error.what());
+            }
+        }
+        if (server.is_busy()) server.step();
     }
 }
 
 std::vector<std::int32_t> encode(const Engine& engine, const Prompt& prompt) {
     std::vector<std::int32_t> ids = engine.tokenizer.encode(prompt.text);
-    if (ids.empty()) throw std::runtime_error("prompt " + prompt.id + ": it has no tokens");
+    if (ids.empty()) throw std::runtime_error("it has no tokens");
     return ids;
 }
 
@@ -107,37 +117,45 @@ std::vector<Prompt> prompts_of(const Engine& engine) {
 }
 
 int generate(Engine& engine) {
+    const Options& options = engine.options;
     const std::vector<Prompt> prompts = prompts_of(engine);
-    Console console(engine.tokenizer, engine.options.sampling);
-    std::vector<Request> requests;
-    for (const std::size_t number : order_of_arrival(prompts.size(), engine.options.order)) {
-        requests.push_back({encode(engine, prompts[number]), engine.options.max_new_tokens,
-                            engine.options.num_samples});
-        console.add_request(prompts[number].id, engine.options.num_samples);
-    }
+    Console console(engine.tokenizer, options.sampling);
     Server server = make_server(engine, console);
-    serve(server, requests, engine.options.gap);
-    print_summary(server, engine.cache, engine.options.cache);
-    return 0;
+    bool all_served = true;
+    serve(
+        server, order_of_arrival(prompts.size(), options.order), options.gap,
+        [&](std::size_t prompt) {
+            return Request{encode(engine, prompts[prompt]), options.max_new_tokens,
+                           options.num_samples};
+        },
+        [&](std::size_t prompt) { console.add_request(prompts[prompt].id, options.num_samples); },
+        [&](std::size_t prompt, const std::string& why) {
+            std::fprintf(stderr, "smollm: %s: %s\n", prompts[prompt].id.c_str(), why.c_str());
+            all_served = false;
+        });
+    print_summary(server, engine.cache, options.cache);
+    return all_served ? 0 : 1;
 }
 
 int check(Engine& engine) {
+    const Options& options = engine.options;
     const std::vector<Prompt> prompts = prompts_of(engine);
-    Check check(prompts, tolerance_of(engine.options.cache.type));
-    std::vector<Request> requests;
-    for (const std::size_t number : order_of_arrival(prompts.size(), engine.options.order)) {
-        std::vector<std::int32_t> ids = encode(engine, prompts[number]);
-        check.compare_ids(number, ids);
-        check.set_request(requests.size(), number);
-        requests.push_back({std::move(ids), prompts[number].greedy_ids.size(), 1});
-    }
+    Check check(prompts, tolerance_of(options.cache.type));
     Server server = make_server(engine, check);
-    serve(server, requests, engine.options.gap);
+    serve(
+        server, order_of_arrival(prompts.size(), options.order), options.gap,
+        [&](std::size_t prompt) {
+            std::vector<std::int32_t> ids = encode(engine, prompts[prompt]);
+            check.compare_ids(prompt, ids);
+            return Request{std::move(ids), prompts[prompt].greedy_ids.size(), 1};
+        },
+        [&](std::size_t prompt) { check.add_request(prompt); },
+        [&](std::size_t prompt, const std::string& why) { check.refuse(prompt, why); });
     for (std::size_t i = 0; i < prompts.size(); ++i) {
         std::printf("%-16s %s\n", prompts[i].id.c_str(), check.line(i).c_str());
     }
     std::printf("\n  %s\n", check.summary().c_str());
-    print_summary(server, engine.cache, engine.options.cache);
+    print_summary(server, engine.cache, options.cache);
     std::printf("%zu passed, %zu failed\n", check.num_passed(),
                 prompts.size() - check.num_passed());
     return check.num_passed() == prompts.size() && check.has_equal_share() ? 0 : 1;

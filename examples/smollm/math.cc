@@ -111,6 +111,7 @@ void matmul(const GgufTensor& weights, const float* input, std::size_t num_token
                                     std::to_string(num_columns) + " columns, not a multiple of " +
                                     std::to_string(kNumLanes));
     }
+    if (num_tokens == 0) return;  // and input and output may be null
     const std::size_t num_tiles = (num_rows + kTileRows - 1) / kTileRows;
     threads.run(num_tiles, [&](std::size_t begin, std::size_t end) {
         thread_local AlignedFloats rows;

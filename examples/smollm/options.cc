@@ -24,7 +24,8 @@ what to say
   --raw                 prompts are plain text, without the model's chat template
   --prompts FILE        a JSON array of {"id", "prompt"}; the template is in them, where it is wanted
   --check               compares with "prompt_ids", "greedy_ids", "margins" and "first_top5" of the
-                        file: a line for each prompt, then "N passed, M failed"; status 1 if M > 0
+                        file: a line for each prompt, then "N passed, M failed"; status 1 if M > 0,
+                        or if with an 8-bit cache less than 75 % of all tokens are equal
   --max-tokens N        of each text, at most; 64
   --samples N           texts from each prompt, which share its blocks, at most 1024; 1
   --temperature T       0: always the most likely token; 0

@@ -2,6 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include <cmath>
 #include <cstdint>
 #include <fstream>
 #include <limits>
@@ -24,6 +25,13 @@ std::int32_t read_token(const Json& entry) {
     return static_cast<std::int32_t>(token);
 }
 
+float read_logit(const Json& entry) {
+    if (!entry.is_number()) throw std::runtime_error(entry.dump() + " is not a logit");
+    const auto logit = entry.get<float>();
+    if (!std::isfinite(logit)) throw std::runtime_error(entry.dump() + " is not a logit");
+    return logit;
+}
+
 std::vector<std::int32_t> read_tokens(const Json& entries) {
     if (!entries.is_array()) throw std::runtime_error("tokens are not in an array");
     std::vector<std::int32_t> tokens;
@@ -37,11 +45,12 @@ Prompt read_prompt(const Json& entry, bool with_answers) {
     if (!with_answers) return prompt;
     prompt.prompt_ids = read_tokens(entry.at("prompt_ids"));
     prompt.greedy_ids = read_tokens(entry.at("greedy_ids"));
-    entry.at("margins").get_to(prompt.margins);
+    for (const Json& margin : entry.at("margins")) prompt.margins.push_back(read_logit(margin));
     for (const Json& pair : entry.at("first_top5")) {
-        prompt.first_top5.emplace_back(read_token(pair.at(0)), pair.at(1).get<float>());
+        prompt.first_top5.emplace_back(read_token(pair.at(0)), read_logit(pair.at(1)));
     }
     if (prompt.greedy_ids.empty()) throw std::runtime_error("greedy_ids is empty");
+    if (prompt.first_top5.empty()) throw std::runtime_error("first_top5 is empty");
     if (prompt.margins.size() != prompt.greedy_ids.size()) {
         throw std::runtime_error("margins has " + std::to_string(prompt.margins.size()) +
                                  " entries, greedy_ids " +

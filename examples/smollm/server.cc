@@ -52,19 +52,25 @@ std::size_t Server::add(const Request& request) {
         throw std::invalid_argument("a request needs a token, room for another, and a sample");
     }
     // The last token that is chosen is not stored.
-    const std::size_t length = request.prompt.size() + request.max_new_tokens - 1;
-    if (length >= model_.config().context_length) {
-        throw std::runtime_error("request " + std::to_string(num_requests_) + " is up to " +
-                                 std::to_string(length + 1) + " tokens long, and the model reads " +
-                                 std::to_string(model_.config().context_length));
+    const std::size_t context_length = model_.config().context_length;
+    const std::size_t most = context_length - std::min(request.prompt.size(), context_length) + 1;
+    if (request.prompt.size() > context_length || request.max_new_tokens > most) {
+        throw std::runtime_error("a prompt of " + std::to_string(request.prompt.size()) +
+                                 " tokens and " + std::to_string(request.max_new_tokens) +
+                                 " behind it do not fit in the model's " +
+                                 std::to_string(context_length));
     }
-    auto sequence = std::make_unique<Sequence>(num_requests_, request, cache_.block_size());
+    const std::size_t length = request.prompt.size() + request.max_new_tokens - 1;
+    auto sequence =
+        std::make_unique<Sequence>(Sequence{num_requests_, 0, request.num_samples,
+                                            request.prompt.size(), request.max_new_tokens,
+                                            request.prompt, 0, 0, 0,
+                                            engine::HeldBlocks(cache_.block_size())});
     const std::uint64_t needed = sequence->blocks.num_missing(length);
-    if (needed >= cache_.num_blocks()) {
-        throw std::runtime_error("request " + std::to_string(num_requests_) + " needs " +
-                                 std::to_string(needed) + " blocks for " + std::to_string(length) +
-                                 " tokens, and there are " +
-                                 std::to_string(cache_.num_blocks() - 1));
+    if (needed > cache_.num_usable_blocks()) {
+        throw std::runtime_error("it needs " + std::to_string(needed) + " blocks for " +
+                                 std::to_string(length) + " tokens, and there are " +
+                                 std::to_string(cache_.num_usable_blocks()));
     }
     waiting_.push_back(std::move(sequence));
     return num_requests_++;
@@ -87,27 +93,29 @@ void Server::step() {
 void Server::schedule() {
     batch_.clear();
     wanted_.clear();
-    has_preempted_ = false;
-    schedule_running();
-    if (!has_preempted_) schedule_waiting();  // else they would take the blocks that were missing
+    // Who comes in would take the blocks that were missing.
+    if (schedule_running()) schedule_waiting();
 }
 
-void Server::schedule_running() {
+/// Returns whether there were blocks for all.
+bool Server::schedule_running() {
+    const std::size_t num_preemptions = counts_.preemptions;
     for (std::size_t i = 0; i < running_.size(); ++i) {
         Sequence& sequence = *running_[i];
-        const std::size_t num_tokens = num_next_tokens(sequence);
+        const std::size_t num_tokens = num_next_tokens(sequence, running_.size() - i - 1);
         while (!has_room(sequence, num_tokens) && i + 1 < running_.size()) preempt_youngest();
         if (!has_room(sequence, num_tokens)) {
             preempt_youngest();  // itself
-            return;
+            break;
         }
         schedule(sequence, num_tokens);
     }
+    return counts_.preemptions == num_preemptions;
 }
 
 void Server::schedule_waiting() {
     while (!waiting_.empty() && !free_rows_.empty()) {
-        const std::size_t num_tokens = num_next_tokens(*waiting_.front());
+        const std::size_t num_tokens = num_next_tokens(*waiting_.front(), 0);
         if (num_tokens == 0 || !has_room(*waiting_.front(), num_tokens)) return;
         std::unique_ptr<Sequence> sequence = std::move(waiting_.front());
         waiting_.erase(waiting_.begin());
@@ -117,9 +125,12 @@ void Server::schedule_waiting() {
     }
 }
 
-std::size_t Server::num_next_tokens(const Sequence& sequence) const {
-    return std::min({sequence.tokens.size() - sequence.num_cached, options_.chunk_size,
-                     options_.max_tokens - batch_.tokens.size()});
+/// Leaves a token of the step to each of those behind, so that no chunk of a prompt holds them up.
+std::size_t Server::num_next_tokens(const Sequence& sequence, std::size_t num_behind) const {
+    const std::size_t left = options_.max_tokens - batch_.tokens.size();
+    const std::size_t its_share =
+        left > num_behind ? left - num_behind : std::min<std::size_t>(left, 1);
+    return std::min({sequence.tokens.size() - sequence.num_cached, options_.chunk_size, its_share});
 }
 
 bool Server::has_room(const Sequence& sequence, std::size_t num_tokens) const {
@@ -148,7 +159,6 @@ void Server::preempt_youngest() {
     release(*sequence);
     sequence->num_cached = 0;
     insert(waiting_, std::move(sequence));
-    has_preempted_ = true;
     ++counts_.preemptions;
 }
 
@@ -196,17 +206,19 @@ void Server::choose(Sequence& sequence, Logits logits) {
 /// full and gets a copy of the last one. Where there is no room for that, it waits, and its prompt
 /// is computed again.
 void Server::fork(const Sequence& from, std::size_t sample, Logits logits) {
-    auto sequence = std::make_unique<Sequence>(from);
-    sequence->sample = sample;
+    auto sequence = std::make_unique<Sequence>(
+        Sequence{from.request, sample, from.num_samples, from.prompt_length, from.max_new_tokens,
+                 from.tokens, 0, from.num_computed, 0, engine::HeldBlocks(cache_.block_size())});
     choose(*sequence, logits);
-    ++counts_.forks;
     if (is_finished(*sequence)) return;
-    if (free_rows_.empty() || pool_.num_free() == 0) {
-        sequence->blocks = engine::HeldBlocks(cache_.block_size());
-        sequence->num_cached = 0;
+    if (free_rows_.empty() ||
+        from.blocks.num_missing_to_fork(from.num_cached) > pool_.num_free()) {
+        ++counts_.late_forks;
         insert(waiting_, std::move(sequence));
         return;
     }
+    ++counts_.forks;
+    sequence->num_cached = from.num_cached;
     sequence->blocks = from.blocks.fork(from.num_cached, pool_);
     const std::int32_t last = from.blocks.ids().back(), its_last = sequence->blocks.ids().back();
     if (its_last != last) {

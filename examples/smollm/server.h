@@ -24,19 +24,11 @@ struct Request {
 
 /// One text in the making.
 struct Sequence {
-    Sequence(std::size_t its_request, const Request& asked, std::uint64_t block_size)
-        : request(its_request),
-          num_samples(asked.num_samples),
-          prompt_length(asked.prompt.size()),
-          max_new_tokens(asked.max_new_tokens),
-          tokens(asked.prompt),
-          blocks(block_size) {}
-
-    std::size_t request;     ///< number of the request, in the order of arrival
-    std::size_t sample = 0;  ///< which of the request's
-    std::size_t num_samples;
-    std::size_t prompt_length;
-    std::size_t max_new_tokens;
+    std::size_t request = 0;  ///< number of the request, in the order of arrival
+    std::size_t sample = 0;   ///< which of the request's
+    std::size_t num_samples = 1;
+    std::size_t prompt_length = 0;
+    std::size_t max_new_tokens = 0;
     std::vector<std::int32_t> tokens;  ///< the prompt, and what was chosen
     std::size_t num_cached = 0;        ///< tokens whose keys and values are in the cache
     std::size_t num_computed = 0;      ///< tokens whose keys and values ever were
@@ -70,15 +62,16 @@ struct ServerCounts {
     std::size_t steps = 0;
     std::size_t computed_tokens = 0;  ///< whose keys and values were stored, for the first time
     std::size_t new_tokens = 0;       ///< chosen
-    std::size_t repeated_tokens = 0;  ///< computed again, after a preemption
+    std::size_t repeated_tokens = 0;  ///< computed again, by who was preempted or could not fork
     std::size_t preemptions = 0;
-    std::size_t forks = 0;
+    std::size_t forks = 0;        ///< that share their prompt's blocks
+    std::size_t late_forks = 0;   ///< for which there was no room, and that wait
     double seconds = 0;               ///< of steps
 };
 
-/// Serves requests. A step has one token of each sequence that is past its prompt, and the next
-/// chunk of each that is not. The oldest sequences go first; when blocks run out, the youngest gives
-/// its own back and is computed again later.
+/// Serves requests. A step has one token of each running sequence that is past its prompt, and the
+/// next chunk of those that are not, as far as its tokens suffice. Of the running ones the oldest go
+/// first; when blocks run out, the youngest gives its own back and is computed again later.
 class Server {
 public:
     Server(Model& model, KvCache& cache, Client& client, const ServerOptions& options);
@@ -109,9 +102,9 @@ private:
     using Sequences = std::vector<std::unique_ptr<Sequence>>;  ///< the oldest first
 
     void schedule();
-    void schedule_running();
+    bool schedule_running();
     void schedule_waiting();
-    std::size_t num_next_tokens(const Sequence& sequence) const;
+    std::size_t num_next_tokens(const Sequence& sequence, std::size_t num_behind) const;
     bool has_room(const Sequence& sequence, std::size_t num_tokens) const;
     void schedule(Sequence& sequence, std::size_t num_tokens);
 
@@ -134,7 +127,6 @@ private:
     std::vector<std::size_t> free_rows_;
     std::size_t num_requests_ = 0;
     Sequences waiting_, running_;
-    bool has_preempted_ = false;  ///< in this step
     Batch batch_;
     std::vector<std::size_t> wanted_;  ///< tokens of the batch that another one follows
     std::vector<float> logits_;

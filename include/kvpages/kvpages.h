@@ -4598,7 +4598,8 @@ kvpages_status kvpages_tables_reset(struct kvpages_tables *tables);
  *
  * @param tables    Changed. Not NULL.
  * @param batch     Borrowed. Not NULL. Its arrays are what out_step points to, so
- *                  they must stay until that is not used any more.
+ *                  they must stay until that is not used any more. They are not
+ *                  the tables' own.
  * @param[out] out_step  The step: its counts, the batch's arrays for the host and,
  *                  as that is where the tables are, for the device, and the input
  *                  table and the slots of each group, which are Kept until the
@@ -4606,8 +4607,8 @@ kvpages_status kvpages_tables_reset(struct kvpages_tables *tables);
  *                  set.
  * @retval KVPAGES_STATUS_NOT_FOUND  There is no such request.
  * @retval KVPAGES_STATUS_INVALID_ARGUMENT  As kvpages_tables_map_slots() says, or a
- *         sequence is shorter than its tokens of the step (kind
- *         "seq_len_too_small"). Nothing is applied then.
+ *         sequence is shorter than its tokens of the step, or ends before one of
+ *         their positions (kind "seq_len_too_small"). Nothing is applied then.
  * @note Cost: O(entries that changed + entries of the rows + tokens * groups); no
  *       allocation, no lock.
  */

@@ -192,7 +192,7 @@ inline void check_length(const char* name, std::size_t size, std::size_t needed)
 #ifdef KVPAGES_NO_EXCEPTIONS
     KVPAGES_ON_ERROR(KVPAGES_STATUS_INVALID_ARGUMENT, message.c_str());
 #else
-    throw Error(KVPAGES_STATUS_INVALID_ARGUMENT, "array_length", message);
+    throw Error(KVPAGES_STATUS_INVALID_ARGUMENT, "per_group_array_length", message);
 #endif
 }
 
@@ -228,6 +228,8 @@ public:
     std::size_t size() const noexcept { return size_; }
     bool empty() const noexcept { return size_ == 0; }
     T& operator[](std::size_t i) const noexcept { return data_[i]; }
+    /// The first `count` values, or all when there are fewer.
+    Span first(std::size_t count) const noexcept { return {data_, count < size_ ? count : size_}; }
     T* begin() const noexcept { return data_; }
     T* end() const noexcept { return data_ + size_; }
 
@@ -826,6 +828,14 @@ struct Tensor {
         return count;
     }
 
+    /// All elements of a tensor of one dimension, such as a slot mapping. Empty when there are more
+    /// dimensions or when the elements do not follow each other. `T` has the bytes of one element.
+    template <typename T>
+    Span<T> span() const noexcept {
+        if (shape.size() != 1 || strides[0] != 1) return {};
+        return {static_cast<T*>(data), static_cast<std::size_t>(shape[0])};
+    }
+
     /// The element at an index, one number for each dimension. Host memory only; `T` has the bytes
     /// of one element. The index is not checked.
     template <typename T, typename... Index>
@@ -854,6 +864,17 @@ struct ViewAxes : kvpages_view_axes {
     std::uint64_t value(std::uint64_t kernel_block, std::uint64_t slot,
                         std::uint64_t head) const noexcept {
         return key(kernel_block, slot, head) + value_offset;
+    }
+    /// The first element of the float32 scale behind a key, where scale_elements is not 0. It takes
+    /// scale_elements of them and need not be aligned.
+    std::uint64_t key_scale(std::uint64_t kernel_block, std::uint64_t slot,
+                            std::uint64_t head) const noexcept {
+        return key(kernel_block, slot, head) + key_elements * content_stride;
+    }
+    /// As key_scale(), of the value.
+    std::uint64_t value_scale(std::uint64_t kernel_block, std::uint64_t slot,
+                              std::uint64_t head) const noexcept {
+        return value(kernel_block, slot, head) + value_elements * content_stride;
     }
 };
 
@@ -921,6 +942,13 @@ public:
     }
 
     std::size_t num_allocations() const noexcept { return kvpages_cache_num_allocations(get()); }
+
+    /// Bytes of all allocations.
+    std::uint64_t size_bytes() const {
+        std::uint64_t sum = 0;
+        for (std::size_t i = 0; i < num_allocations(); ++i) sum += allocation(i).size_bytes;
+        return sum;
+    }
 
     kvpages_allocation allocation(std::size_t allocation) const {
         kvpages_allocation out{};

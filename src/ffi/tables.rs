@@ -635,7 +635,8 @@ pub unsafe extern "C" fn kvpages_tables_reset(tables: *mut kvpages_tables) -> kv
 ///
 /// @param tables    Changed. Not NULL.
 /// @param batch     Borrowed. Not NULL. Its arrays are what out_step points to, so
-///                  they must stay until that is not used any more.
+///                  they must stay until that is not used any more. They are not
+///                  the tables' own.
 /// @param[out] out_step  The step: its counts, the batch's arrays for the host and,
 ///                  as that is where the tables are, for the device, and the input
 ///                  table and the slots of each group, which are Kept until the
@@ -643,8 +644,8 @@ pub unsafe extern "C" fn kvpages_tables_reset(tables: *mut kvpages_tables) -> kv
 ///                  set.
 /// @retval KVPAGES_STATUS_NOT_FOUND  There is no such request.
 /// @retval KVPAGES_STATUS_INVALID_ARGUMENT  As kvpages_tables_map_slots() says, or a
-///         sequence is shorter than its tokens of the step (kind
-///         "seq_len_too_small"). Nothing is applied then.
+///         sequence is shorter than its tokens of the step, or ends before one of
+///         their positions (kind "seq_len_too_small"). Nothing is applied then.
 /// @note Cost: O(entries that changed + entries of the rows + tokens * groups); no
 ///       allocation, no lock.
 #[must_use]

@@ -198,6 +198,20 @@ pub enum TablesError {
         /// Tokens of it in the step.
         query_len: i32,
     },
+    /// A token that stands past the end of its sequence.
+    #[error(
+        "positions[{at}] is {position}, past the end of its request, whose seq_lens[{request}] is {seq_len}"
+    )]
+    Position {
+        /// The token's place in the batch.
+        at: usize,
+        /// Where it stands.
+        position: i64,
+        /// The request's place in the batch.
+        request: usize,
+        /// Tokens of its sequence.
+        seq_len: i64,
+    },
     /// A batch padded to fewer rows than it has.
     #[error("{num_requests} requests cannot be padded to {num_rows} rows")]
     PaddedBelowBatch {
@@ -228,7 +242,7 @@ impl TablesError {
             TablesError::TruncateLonger { .. } => "table_row_too_short",
             TablesError::Length { .. } => "per_group_array_length",
             TablesError::Boundary { .. } => "boundaries_not_ascending",
-            TablesError::SeqLen { .. } => "seq_len_too_small",
+            TablesError::SeqLen { .. } | TablesError::Position { .. } => "seq_len_too_small",
             TablesError::Capacity { .. } | TablesError::PaddedBelowBatch { .. } => {
                 "batch_out_of_range"
             }

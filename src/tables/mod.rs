@@ -294,6 +294,7 @@ impl Tables {
     pub fn prepare(&mut self, batch: &Batch<'_>) -> Result<BatchExtent, TablesError> {
         let num_tokens = self.check_batch(batch.requests, batch.query_start, batch.positions)?;
         let (max_query_len, max_seq_len) = check_seq_lens(batch.query_start, batch.seq_lens)?;
+        check_positions(batch)?;
         self.apply();
         for group in &mut self.groups {
             group.gather(batch.requests);
@@ -457,6 +458,35 @@ fn check_seq_lens(query_start: &[i32], seq_lens: &[i32]) -> Result<(usize, usize
         max_seq_len = max_seq_len.max(seq_len);
     }
     Ok((max_query_len as usize, max_seq_len as usize))
+}
+
+/// Checks that no token is stored where attention, which ends with the sequence, does not look. The
+/// rest of the batch was checked.
+fn check_positions(batch: &Batch<'_>) -> Result<(), TablesError> {
+    for (request, (pair, &seq_len)) in batch.query_start.windows(2).zip(batch.seq_lens).enumerate()
+    {
+        let tokens = pair[0] as usize..pair[1] as usize;
+        let seq_len = i64::from(seq_len);
+        let is_past = |&position: &i64| position >= seq_len;
+        // Without a branch for each token.
+        let any = batch.positions[tokens.clone()]
+            .iter()
+            .fold(false, |any, position| any | is_past(position));
+        if any && batch.requests[request] >= 0 {
+            let at = tokens.start
+                + batch.positions[tokens]
+                    .iter()
+                    .position(is_past)
+                    .unwrap_or(0);
+            return Err(TablesError::Position {
+                at,
+                position: batch.positions[at],
+                request,
+                seq_len,
+            });
+        }
+    }
+    Ok(())
 }
 
 /// Checks numbers that divide an array into parts.

@@ -191,6 +191,13 @@ fn a_batch_that_is_refused_leaves_everything_as_it_was() {
         ),
         (
             Batch {
+                positions: &[0, 0, 2],
+                ..good
+            },
+            "seq_len_too_small",
+        ),
+        (
+            Batch {
                 query_start: &[0, 1, 5],
                 positions: &[0; 5],
                 seq_lens: &[1, 4],
