@@ -1,7 +1,7 @@
 #include "kv_cache.h"
 
 #include <memory>
-#include <stdexcept>
+#include <numeric>
 #include <utility>
 
 namespace smollm {
@@ -102,6 +102,14 @@ KvCache::KvCache(const ModelConfig& model, const CacheOptions& options, ThreadPo
     for (std::size_t layer = 0; layer < cache_.num_layers(); ++layer) {
         views_.push_back({cache_.view(layer), cache_.axes(layer)});
     }
+    touch_all_blocks();
+}
+
+/// The system hands out memory when it is first written to, which is better done now than in a step.
+void KvCache::touch_all_blocks() {
+    std::vector<std::int32_t> ids(num_blocks());
+    std::iota(ids.begin(), ids.end(), 0);
+    ops_.zero_blocks(ids);
 }
 
 std::unique_ptr<kvpages::Builder> KvCache::Builders::create(const kvpages_builder_info&) {

@@ -78,6 +78,8 @@ private:
         std::unique_ptr<kvpages::Builder> create(const kvpages_builder_info& info) override;
     };
 
+    void touch_all_blocks();
+
     template <typename Call>
     void timed(Call call);
 
