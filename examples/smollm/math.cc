@@ -1,5 +1,7 @@
 // To be compiled with -ffp-contract=off. Compilers else make one rounding of a multiplication and
-// an addition where they see fit, and need not see it alike for every shape of a tile.
+// an addition where they see fit, and need not see it alike for every shape of a tile. (GCC 12
+// does so even then, in Rope::rotate() with -march=native: a token's bits are the same in every
+// batch there too, but not those of another build.)
 #include "math.h"
 
 #include "quant.h"
