@@ -61,6 +61,7 @@ table! {
     cuCtxPushCurrent_v2(CUcontext);
     cuCtxPopCurrent_v2(*mut CUcontext);
     cuCtxGetDevice(*mut CUdevice);
+    cuCtxSynchronize();
     cuThreadExchangeStreamCaptureMode(*mut c_uint);
     cuMemGetInfo_v2(*mut usize, *mut usize);
     cuMemAlloc_v2(*mut CUdeviceptr, usize);

@@ -101,6 +101,11 @@ impl Entered<'_> {
         call!(self.driver(), cuStreamSynchronize(stream.0))
     }
 
+    /// Waits until all work of the context is done.
+    pub fn synchronise_all(&self) -> Result<(), CudaError> {
+        call!(self.driver(), cuCtxSynchronize())
+    }
+
     /// Whether the stream is being captured into a graph.
     pub fn is_capturing(&self, stream: StreamRef) -> Result<bool, CudaError> {
         let mut status = 0;

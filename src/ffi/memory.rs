@@ -9,7 +9,7 @@ use super::guard::guard;
 use super::handle::{self, Handle, opaque};
 use super::input;
 use super::status::{Failure, kvpages_status};
-use crate::memory::{Adopted, AllocateFn, Callbacks, External, Host, Memory, ReleaseFn};
+use crate::memory::{Adopted, AllocateFn, Callbacks, External, Host, Memory, Place, ReleaseFn};
 
 /// Where a cache's bytes come from. Immutable: all calls on it may run
 /// concurrently.
@@ -110,6 +110,7 @@ pub unsafe extern "C" fn kvpages_memory_create_external(
                 release,
                 user: given.user,
                 is_zeroed: given.is_zeroed == 1,
+                place: Place::Host,
             })
         };
         *out = give(memory);
@@ -145,7 +146,7 @@ pub unsafe extern "C" fn kvpages_memory_create_adopted(
             ));
         }
         // SAFETY: what the header demands of the buffer is what `Adopted::new` demands.
-        *out = give(unsafe { Adopted::new(data, bytes) });
+        *out = give(unsafe { Adopted::new(data, bytes, Place::Host) });
         Ok(())
     })
 }
