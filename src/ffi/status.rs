@@ -439,6 +439,10 @@ impl From<CacheError> for Failure {
         let message = error.to_string();
         match error {
             CacheError::Memory { error, .. } => memory_failure(&error, message),
+            CacheError::NumBlocks { .. } => Failure::invalid("cache_num_blocks", message),
+            CacheError::Fixed { .. } => Failure::unsupported("cache_is_fixed", message),
+            CacheError::BlockInUse { .. } => Failure::invalid("block_in_use", message),
+            CacheError::NoSuchBlock { .. } => Failure::invalid("block_id_out_of_range", message),
         }
     }
 }

@@ -189,6 +189,7 @@ impl Release for Unmap {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::slice::from_ref;
 
     #[test]
     fn memory_is_zero_aligned_and_given_back() {
@@ -210,12 +211,12 @@ mod tests {
 
     /// Pages of the allocation that take memory.
     fn resident_pages(allocation: &Allocation) -> usize {
-        let mut pages = vec![0u8; allocation.bytes as usize / page_bytes()];
+        let mut pages = vec![0u8; allocation.bytes / page_bytes()];
         // SAFETY: the range is reserved, and there is a byte for each page.
         let asked = unsafe {
             libc::mincore(
                 allocation.data.as_ptr().cast(),
-                allocation.bytes as usize,
+                allocation.bytes,
                 pages.as_mut_ptr(),
             )
         };
@@ -248,7 +249,7 @@ mod tests {
         assert_eq!(resident_pages(&allocation), 5);
         // Bytes that stay are as they were, the rest of their page comes back zeroed.
         slice(3 * page, 4 * page).fill(9);
-        reserved.grow(&[3 * page + 7..5 * page]).unwrap();
+        reserved.grow(from_ref(&(3 * page + 7..5 * page))).unwrap();
         assert!(slice(0, 3 * page).iter().all(|&byte| byte == 7));
         assert!(slice(3 * page, 3 * page + 7).iter().all(|&byte| byte == 9));
         assert!(slice(3 * page + 7, 5 * page).iter().all(|&byte| byte == 0));
@@ -256,11 +257,11 @@ mod tests {
         assert_eq!(resident_pages(&allocation), 2);
         assert!(slice(0, page).iter().all(|&byte| byte == 7));
         // What is undone is gone.
-        let taken = reserved.grow(&[page..2 * page]).unwrap();
+        let taken = reserved.grow(from_ref(&(page..2 * page))).unwrap();
         slice(page, 2 * page).fill(1);
         reserved.give_back(taken);
         assert_eq!(resident_pages(&allocation), 2);
-        reserved.grow(&[page..2 * page]).unwrap();
+        reserved.grow(from_ref(&(page..2 * page))).unwrap();
         assert!(slice(page, 2 * page).iter().all(|&byte| byte == 0));
     }
 
@@ -269,7 +270,7 @@ mod tests {
         // More than any machine has. A system that counts what it promises counts nothing here.
         let allocation = Host.reserve(1 << 44, 256).unwrap();
         let reserved = allocation.reserved().unwrap();
-        reserved.grow(&[(1 << 44) - 1..1 << 44]).unwrap();
+        reserved.grow(from_ref(&((1 << 44) - 1..1 << 44))).unwrap();
         // SAFETY: the last byte is committed.
         unsafe { allocation.data().as_ptr().add((1 << 44) - 1).write(1) };
     }
