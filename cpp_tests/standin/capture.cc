@@ -10,8 +10,15 @@ namespace {
 
 // What cuThreadExchangeStreamCaptureMode exchanges.
 int& thread_mode() {
-    thread_local int mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
-    return mode;
+    struct Mode {
+        std::uint64_t resets = 0;
+        int mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
+    };
+    thread_local Mode mode;
+    if (mode.resets != state().resets) {
+        mode = {state().resets, CU_STREAM_CAPTURE_MODE_GLOBAL};
+    }
+    return mode.mode;
 }
 
 // Whether a capture forbids unsafe calls on this thread.

@@ -53,8 +53,8 @@ uint64_t standin_num_calls(const char* function);
 size_t standin_num_functions(void);
 const char* standin_function(size_t index);
 
-/* Pretends that the driver is a library that lacks nothing (NULL) or whose device count, version or
- * attributes differ. */
+/* Makes it a driver of another version (1000 for each major and 10 for each minor number), or its
+ * devices others. */
 void standin_set_driver_version(int version);
 void standin_set_num_devices(int count);
 void standin_set_attribute(int device, int attribute, int value);

@@ -81,6 +81,10 @@ impl Context {
         Ok(Arc::new(context))
     }
 
+    pub(super) fn driver(&self) -> &'static Driver {
+        self.driver
+    }
+
     /// The number of its device.
     pub fn ordinal(&self) -> u32 {
         self.ordinal

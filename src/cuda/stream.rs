@@ -53,11 +53,10 @@ impl Stream {
 }
 
 impl Drop for Stream {
-    /// The driver finishes what was put on it.
+    /// The driver finishes what was put on it. It knows the stream's context, which need not be
+    /// current, so a context that cannot be entered is no reason to keep the stream.
     fn drop(&mut self) {
-        if let Ok(entered) = self.context.enter() {
-            let _ = call!(entered.driver(), cuStreamDestroy_v2(self.handle.0));
-        }
+        let _ = call!(self.context.driver(), cuStreamDestroy_v2(self.handle.0));
     }
 }
 
@@ -88,10 +87,9 @@ impl Event {
 }
 
 impl Drop for Event {
+    /// As a stream's.
     fn drop(&mut self) {
-        if let Ok(entered) = self.context.enter() {
-            let _ = call!(entered.driver(), cuEventDestroy_v2(self.handle));
-        }
+        let _ = call!(self.context.driver(), cuEventDestroy_v2(self.handle));
     }
 }
 

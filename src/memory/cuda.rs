@@ -179,7 +179,8 @@ unsafe impl Backing for CudaVirtual {
 
     unsafe fn decommit(&self, data: NonNull<u8>, bytes: usize) -> Result<(), MemoryError> {
         let entered = self.context.enter()?;
-        let _beside = entered.beside_captures()?;
+        // What is to go goes, beside captures or not.
+        let _beside = entered.beside_captures();
         // Unlike cuMemFree, cuMemUnmap does not wait for work that may still use the memory. When
         // waiting fails, that work has failed too.
         let _ = entered.synchronise_all();
