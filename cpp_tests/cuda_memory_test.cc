@@ -260,6 +260,22 @@ TEST_F(CudaMemory, CachesGrowAndShrinkWhereTheyAre) {
     EXPECT_EQ(standin_used_bytes(0), small);
 }
 
+TEST_F(CudaMemory, PiecesHonourTheGranularityOfTheDevice) {
+    EXPECT_FALSE(standin_set_granularity_bytes(5000));
+    for (const std::uint64_t granule : {std::uint64_t{64} << 10, 2 * mib, 16 * mib}) {
+        SCOPED_TRACE(granule);
+        ASSERT_TRUE(standin_set_granularity_bytes(granule));
+        kvpages_cache* raw = nullptr;
+        must(try_growable(two_large_tensors(100), memory(virtually), 1, &raw));
+        const Cache c(raw);
+        EXPECT_EQ(standin_used_bytes(0), 2 * granule);
+        must(kvpages_cache_resize(c.get(), 100, nullptr, 0));
+        const std::uint64_t bytes = 100 * (std::uint64_t{64} << 10);
+        EXPECT_EQ(standin_used_bytes(0), 2 * ((bytes + granule - 1) / granule * granule));
+        expect_zeroed_and_aligned(c, virtually, 0);
+    }
+}
+
 TEST_F(CudaMemory, ShrinkingWaitsForWorkOnWhatGoes) {
     const Plan p = two_large_tensors(640);
     kvpages_cache* raw = nullptr;
@@ -328,7 +344,7 @@ Run scenario(const Kind& kind, CUcontext context, const Plan& p) {
     const bool grows = (kind.flags & KVPAGES_CUDA_MEMORY_VIRTUAL) != 0;
     const bool cached = made && step(try_growable(p, from, grows ? 1 : 0, &raw_cache));
     const Cache c(raw_cache);
-    if (cached && grows && step(kvpages_cache_resize(c.get(), 80, nullptr, 0))) {
+    if (cached && grows && step(kvpages_cache_resize(c.get(), 3, nullptr, 0))) {
         step(kvpages_cache_resize(c.get(), 2, nullptr, 0));
     }
     run.failed_before_destroying = standin_num_failed();
@@ -348,7 +364,8 @@ bool may_fail_silently(const std::string& function) {
 }
 
 void expect_every_failure_is_told(const Kind& kind, bool lends) {
-    const Plan p = two_large_tensors(80);
+    const Plan p = two_large_tensors(3);
+    ASSERT_TRUE(standin_set_granularity_bytes(64 << 10));  // a block, so that each is a piece
     CUcontext context = nullptr;
     if (lends) {
         ASSERT_EQ(cuCtxCreate_v2(&context, 0, 0), CUDA_SUCCESS);

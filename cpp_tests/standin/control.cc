@@ -115,6 +115,7 @@ void standin_reset() {
     all.initialized = false;
     all.deferred = false;
     all.driver_version = 13000;
+    all.granularity_bytes = usual_granularity_bytes;
     all.num_devices = max_devices;
     for (Device& device : all.devices) {
         device = Device{};
@@ -194,6 +195,15 @@ void standin_set_total_bytes(int device, uint64_t bytes) {
         const std::uint64_t used = state().devices[device].used_bytes;
         state().devices[device].total_bytes = bytes < used ? used : bytes;
     }
+}
+
+bool standin_set_granularity_bytes(size_t bytes) {
+    const Lock lock(state().mutex);
+    const bool is_good = bytes >= 4096 && (bytes & (bytes - 1)) == 0;
+    if (is_good) {
+        state().granularity_bytes = bytes;
+    }
+    return is_good;
 }
 
 size_t standin_num_leaks(const char* kind) {

@@ -59,6 +59,9 @@ void standin_set_driver_version(int version);
 void standin_set_num_devices(int count);
 void standin_set_attribute(int device, int attribute, int value);
 void standin_set_total_bytes(int device, uint64_t bytes);
+/* What sizes and addresses of virtual memory are multiples of: 2 MiB at first, a power of two from
+ * 4096 on. Set it before there is any. False for another number. */
+bool standin_set_granularity_bytes(size_t bytes);
 
 /* --- What is alive ---------------------------------------------------------------------------- */
 

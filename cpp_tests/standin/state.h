@@ -19,7 +19,7 @@
 namespace standin {
 
 constexpr int max_devices = 2;
-constexpr std::size_t granularity_bytes = std::size_t{2} << 20;
+constexpr std::size_t usual_granularity_bytes = std::size_t{2} << 20;
 constexpr unsigned char fresh_byte = 0xA5;
 
 // What work on a stream does. It may run more than once: graphs are replayed.
@@ -133,6 +133,7 @@ struct State {
     std::map<CUdeviceptr, std::size_t> reservations;
     std::map<CUdeviceptr, Mapping> mappings;
     std::map<CUmemGenericAllocationHandle, Physical> physical;
+    std::size_t granularity_bytes = usual_granularity_bytes;
     CUmemGenericAllocationHandle next_physical = 0x51000;
 
     bool deferred = false;

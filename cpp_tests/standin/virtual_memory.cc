@@ -10,7 +10,9 @@ namespace standin {
 
 namespace {
 
-bool is_granular(std::size_t bytes) { return bytes != 0 && bytes % granularity_bytes == 0; }
+bool is_granular(std::size_t bytes) {
+    return bytes != 0 && bytes % state().granularity_bytes == 0;
+}
 
 void* pointer(CUdeviceptr address) { return reinterpret_cast<void*>(address); }
 
@@ -127,7 +129,7 @@ CUresult create(CUmemGenericAllocationHandle* handle, std::size_t bytes,
 CUresult map(CUdeviceptr address, std::size_t bytes, CUmemGenericAllocationHandle handle) {
     const auto found = state().physical.find(handle);
     if (found == state().physical.end() || found->second.handles == 0 ||
-        found->second.bytes != bytes || address % granularity_bytes != 0) {
+        found->second.bytes != bytes || address % state().granularity_bytes != 0) {
         return CUDA_ERROR_INVALID_VALUE;
     }
     auto& reservations = state().reservations;
@@ -196,7 +198,7 @@ DRIVER_FUNCTION(cuMemGetAllocationGranularity, std::size_t* bytes,
                 const CUmemAllocationProp* properties, int option) {
     static_cast<void>(option);
     return driver_call(__func__, NEEDS_INIT, [&] {
-        *bytes = granularity_bytes;
+        *bytes = state().granularity_bytes;
         return check_properties(properties);
     });
 }
@@ -208,8 +210,8 @@ DRIVER_FUNCTION(cuMemAddressReserve, CUdeviceptr* address, std::size_t bytes,
         if (!is_granular(bytes) || (alignment & (alignment - 1)) != 0 || flags != 0) {
             return CUDA_ERROR_INVALID_VALUE;
         }
-        const std::size_t multiple =
-            alignment > granularity_bytes ? alignment : granularity_bytes;
+        const std::size_t least = state().granularity_bytes;
+        const std::size_t multiple = alignment > least ? alignment : least;
         void* const place = bytes > SIZE_MAX / 4 ? nullptr : reserve(bytes, multiple);
         if (place == nullptr) {
             return CUDA_ERROR_OUT_OF_MEMORY;
