@@ -43,6 +43,7 @@
 //! | `kernels` | the bodies in `kernels/`, as functions of the host |
 //! | [`tables`] | block tables, gathered batches, slot mappings |
 //! | [`attention`] | attention groups, their builders, the metadata of a step |
+//! | [`cuda`] | the CUDA driver: contexts, devices, device memory, streams, launches |
 //! | [`memory`] | where bytes come from: host, the engine's allocator, an adopted buffer |
 //! | [`view`] | shape and stride algebra, and the proof |
 //! | [`ops`] | zero, copy, write and gather over views |
@@ -52,6 +53,7 @@
 pub mod attention;
 pub mod backend;
 pub mod cache;
+pub mod cuda;
 pub mod dtype;
 pub mod ffi;
 mod kernels;

@@ -2,7 +2,7 @@
 //!
 //! Two halves stay apart this way. The pure half (spec, backend, model, plan, attention, tables)
 //! never sees memory; the memory half (memory, view, ops) never sees policy. They meet in cache and
-//! in ffi. Both call kernels, the bodies that devices run too.
+//! in ffi. Both call kernels, the bodies that devices run too. Only cuda talks to the CUDA driver.
 
 use std::{fs, path::Path};
 
@@ -20,13 +20,14 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ),
     ("kernels", &[]),
     ("tables", &["num", "kernels"]),
-    ("memory", &["num"]),
+    ("cuda", &["num"]),
+    ("memory", &["num", "cuda"]),
     ("view", &["num", "dtype", "spec", "backend"]),
     ("ops", &["num", "dtype", "spec", "view", "kernels"]),
     (
         "cache",
         &[
-            "num", "dtype", "spec", "backend", "model", "plan", "memory", "view",
+            "num", "dtype", "spec", "backend", "model", "plan", "cuda", "memory", "view",
         ],
     ),
     (
@@ -38,6 +39,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
             "backend",
             "model",
             "plan",
+            "cuda",
             "memory",
             "view",
             "cache",

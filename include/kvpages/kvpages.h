@@ -175,6 +175,25 @@
 #define KVPAGES_PART_GROUP_DRAFT 1
 
 /**
+ * Flag of kvpages_cuda_memory_config: addresses are reserved first, and memory is
+ * put behind them. Only such memory can grow: kvpages_cache_resize().
+ */
+#define KVPAGES_CUDA_MEMORY_VIRTUAL 1
+
+/**
+ * Flag of kvpages_cuda_memory_config, with KVPAGES_CUDA_MEMORY_VIRTUAL: network
+ * cards can be given the memory (GPUDirect RDMA). Plain memory needs no flag.
+ */
+#define KVPAGES_CUDA_MEMORY_RDMA 2
+
+/**
+ * Flag of kvpages_cuda_memory_config, with KVPAGES_CUDA_MEMORY_VIRTUAL: the memory
+ * can be exported to other processes as a file descriptor. Plain memory needs no
+ * flag, and is shared in another way (cuIpcGetMemHandle).
+ */
+#define KVPAGES_CUDA_MEMORY_SHAREABLE 4
+
+/**
  * No window: every range is kept.
  */
 #define KVPAGES_NO_WINDOW UINT64_MAX
@@ -243,7 +262,7 @@ enum kvpages_status
      */
     KVPAGES_STATUS_OUT_OF_DEVICE_MEMORY = -22,
     /**
-     * There is no device, or no driver for it.
+     * There is no device, no driver for it, or the driver failed.
      */
     KVPAGES_STATUS_DEVICE_UNAVAILABLE = -40,
     /**
@@ -613,6 +632,31 @@ typedef uint32_t kvpages_text_format;
 #endif // __cplusplus
 
 /**
+ * What kind of device memory is on.
+ */
+enum kvpages_device_kind
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    /**
+     * The host reads and writes it; so it does pinned memory.
+     */
+    KVPAGES_DEVICE_KIND_HOST = 0,
+    /**
+     * A CUDA device does. To the host its addresses are numbers.
+     */
+    KVPAGES_DEVICE_KIND_CUDA = 1,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum kvpages_device_kind kvpages_device_kind;
+#else
+typedef uint32_t kvpages_device_kind;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/**
  * Which tokens a token attends to.
  */
 enum kvpages_causality
@@ -693,8 +737,9 @@ typedef struct kvpages_backend kvpages_backend;
 /**
  * The memory of one worker's layers, and a view of it for each layer.
  *
- * Immutable: all calls on it may run concurrently. Addresses stay as they are
- * until it is destroyed. What is done with the bytes is up to the engine.
+ * Immutable but for kvpages_cache_resize(): all other calls on it may run
+ * concurrently. Addresses stay as they are until it is destroyed. What is done
+ * with the bytes is up to the engine.
  */
 typedef struct kvpages_cache kvpages_cache;
 
@@ -1692,13 +1737,63 @@ typedef struct kvpages_block_size_config {
     0, 0, 0, 0}
 
 /**
+ * What a CUDA device is.
+ */
+typedef struct kvpages_device_info {
+    /**
+     * sizeof(kvpages_device_info) as the caller compiled it.
+     */
+    size_t struct_size;
+    /**
+     * Bytes of its memory.
+     */
+    uint64_t total_bytes;
+    /**
+     * Bytes that are free now.
+     */
+    uint64_t free_bytes;
+    /**
+     * Compute capability, the number before the point.
+     */
+    uint32_t compute_capability_major;
+    /**
+     * Compute capability, the number behind the point.
+     */
+    uint32_t compute_capability_minor;
+    /**
+     * Multiprocessors.
+     */
+    uint32_t num_multiprocessors;
+    /**
+     * 1 when it has virtual memory: KVPAGES_CUDA_MEMORY_VIRTUAL.
+     */
+    uint32_t has_virtual_memory;
+    /**
+     * 1 when it has KVPAGES_CUDA_MEMORY_RDMA.
+     */
+    uint32_t has_rdma;
+    /**
+     * 1 when it has KVPAGES_CUDA_MEMORY_SHAREABLE.
+     */
+    uint32_t has_shareable;
+    /**
+     * Its name. A longer one is cut.
+     */
+    char name[256];
+} kvpages_device_info;
+
+/** kvpages_device_info with struct_size set and all else zero. */
+#define KVPAGES_DEVICE_INFO_INIT {sizeof(kvpages_device_info), 0, 0, 0, 0, \
+    0, 0, 0, 0, {0}}
+
+/**
  * Takes memory for a cache.
  *
  * @param user             As in kvpages_memory_callbacks.
  * @param bytes            Bytes wanted; may be 0.
  * @param alignment_bytes  What the address must be a multiple of: a power of two,
  *                         at least 256.
- * @param[out] out_data    The memory: the host can read and write it.
+ * @param[out] out_data    The memory, on the device that the callbacks state.
  * @return 0 when out_data was set to something else than NULL. Anything else is
  *         a refusal: the cache is not made.
  */
@@ -1715,6 +1810,26 @@ typedef int32_t (*kvpages_allocate_fn)(void *user,
  * @param bytes  Bytes that were wanted.
  */
 typedef void (*kvpages_release_fn)(void *user, void *data, size_t bytes);
+
+/**
+ * Where memory is. All zero is the host. Frozen.
+ */
+typedef struct kvpages_device {
+    /**
+     * One of KVPAGES_DEVICE_KIND_*.
+     */
+    uint32_t kind;
+    /**
+     * The CUDA device's number among those that the driver shows. Without effect
+     * when a context is given.
+     */
+    uint32_t ordinal;
+    /**
+     * A CUcontext. NULL: the device's primary context, which the CUDA runtime and
+     * PyTorch use too.
+     */
+    void *context;
+} kvpages_device;
 
 /**
  * An engine's allocator. The functions are called on the threads that create and
@@ -1747,11 +1862,45 @@ typedef struct kvpages_memory_callbacks {
      * Zero.
      */
     uint32_t reserved0;
+    /**
+     * Where the memory is; all zero for the host. The library zeroes memory of a
+     * device on the device. A context is Kept until the memory and all that is made
+     * from it are destroyed.
+     */
+    struct kvpages_device device;
 } kvpages_memory_callbacks;
 
 /** kvpages_memory_callbacks with struct_size set and all else zero. */
 #define KVPAGES_MEMORY_CALLBACKS_INIT {sizeof(kvpages_memory_callbacks), \
-    NULL, NULL, NULL, 0, 0}
+    NULL, NULL, NULL, 0, 0, {0, 0, NULL}}
+
+/**
+ * Memory of a CUDA device, or host memory pinned for it.
+ */
+typedef struct kvpages_cuda_memory_config {
+    /**
+     * sizeof(kvpages_cuda_memory_config) as the caller compiled it.
+     */
+    size_t struct_size;
+    /**
+     * A CUcontext, Kept until the memory and all that is made from it are destroyed.
+     * NULL: the primary context of the device, which is retained.
+     */
+    void *context;
+    /**
+     * The device's number, less than kvpages_device_count(). Without effect when a
+     * context is given.
+     */
+    uint32_t ordinal;
+    /**
+     * KVPAGES_CUDA_MEMORY_* flags.
+     */
+    uint32_t flags;
+} kvpages_cuda_memory_config;
+
+/** kvpages_cuda_memory_config with struct_size set and all else zero. */
+#define KVPAGES_CUDA_MEMORY_CONFIG_INIT {sizeof(kvpages_cuda_memory_config), \
+    NULL, 0, 0}
 
 /**
  * What a cache is made of.
@@ -1769,10 +1918,17 @@ typedef struct kvpages_cache_config {
      * Where the bytes come from. Not NULL.
      */
     const struct kvpages_memory *memory;
+    /**
+     * Blocks that get memory. 0: all blocks of the plan, for good. Any other
+     * number, up to those of the plan, makes a cache that can be resized: addresses
+     * are reserved for all blocks of the plan, and memory comes and goes with
+     * kvpages_cache_resize().
+     */
+    uint64_t num_blocks;
 } kvpages_cache_config;
 
 /** kvpages_cache_config with struct_size set and all else zero. */
-#define KVPAGES_CACHE_CONFIG_INIT {sizeof(kvpages_cache_config), 0, NULL}
+#define KVPAGES_CACHE_CONFIG_INIT {sizeof(kvpages_cache_config), 0, NULL, 0}
 
 /**
  * A view: what a kernel is given. Frozen; it never gets more fields.
@@ -2002,7 +2158,7 @@ typedef struct kvpages_allocation {
      */
     void *data;
     /**
-     * Its bytes.
+     * Its bytes, those of blocks without memory included.
      */
     uint64_t size_bytes;
 } kvpages_allocation;
@@ -3751,6 +3907,33 @@ kvpages_status kvpages_plan_copy_explanation(const struct kvpages_plan *plan,
                                              size_t *out_length);
 
 /**
+ * CUDA devices that the driver shows. The driver's library is opened when a
+ * program first asks for a device; until then the library does not look for it.
+ *
+ * @param[out] out_count  How many there are; 0 on failure. Not NULL.
+ * @retval KVPAGES_STATUS_DEVICE_UNAVAILABLE  There is no driver, or it cannot be
+ *         used; the kind says which: "driver_missing", "driver_incomplete",
+ *         "driver_too_old", "no_device" or "driver_failed", and the text why.
+ */
+KVPAGES_API
+KVPAGES_MUST_USE
+kvpages_status kvpages_device_count(uint32_t *out_count);
+
+/**
+ * What a CUDA device is. Its primary context is retained during the call, which
+ * makes one when nobody has it, and takes time and memory then.
+ *
+ * @param ordinal   Its number, less than kvpages_device_count().
+ * @param[out] out  Filled. Not NULL; struct_size set.
+ * @retval KVPAGES_STATUS_DEVICE_UNAVAILABLE  As kvpages_device_count(), and when
+ *         there is no such device.
+ */
+KVPAGES_API
+KVPAGES_MUST_USE
+kvpages_status kvpages_device_get_info(uint32_t ordinal,
+                                       struct kvpages_device_info *out);
+
+/**
  * Memory of the host. The system zeroes each page of it when it is first
  * touched, so a large cache costs nothing until it is used. Large allocations
  * ask for huge pages.
@@ -3792,6 +3975,55 @@ kvpages_status kvpages_memory_create_adopted(void *data,
                                              struct kvpages_memory **out);
 
 /**
+ * As kvpages_memory_create_adopted(), for a buffer in a device's memory: the
+ * library zeroes what it takes on the device, and does not touch it from the host.
+ *
+ * @param device    Where the buffer is. Copied; its context is Kept as the buffer
+ *                  is. Not NULL.
+ * @param data      A device pointer. Kept until the memory and all caches in it are
+ *                  destroyed; nothing else uses the buffer. Not NULL.
+ * @param bytes     Its bytes.
+ * @param[out] out  Owned by the caller: kvpages_memory_destroy(). NULL on
+ *                  failure.
+ * @retval KVPAGES_STATUS_DEVICE_UNAVAILABLE  As kvpages_device_count().
+ */
+KVPAGES_API
+KVPAGES_MUST_USE
+kvpages_status kvpages_memory_create_adopted_device(const struct kvpages_device *device,
+                                                    void *data,
+                                                    size_t bytes,
+                                                    struct kvpages_memory **out);
+
+/**
+ * Memory of a CUDA device. Fresh memory is zeroed on a stream of its own, and the
+ * call that takes it waits for that; no other stream is waited for.
+ *
+ * @param config    Borrowed. Not NULL.
+ * @param[out] out  Owned by the caller: kvpages_memory_destroy(). NULL on
+ *                  failure.
+ * @retval KVPAGES_STATUS_DEVICE_UNAVAILABLE  As kvpages_device_count().
+ * @retval KVPAGES_STATUS_UNSUPPORTED  The device lacks what a flag asks for.
+ */
+KVPAGES_API
+KVPAGES_MUST_USE
+kvpages_status kvpages_memory_create_cuda(const struct kvpages_cuda_memory_config *config,
+                                          struct kvpages_memory **out);
+
+/**
+ * Memory of the host that a CUDA device copies from and to on its own. The host
+ * reads and writes it like any other.
+ *
+ * @param config    Borrowed; no flags. Not NULL.
+ * @param[out] out  Owned by the caller: kvpages_memory_destroy(). NULL on
+ *                  failure.
+ * @retval KVPAGES_STATUS_DEVICE_UNAVAILABLE  As kvpages_device_count().
+ */
+KVPAGES_API
+KVPAGES_MUST_USE
+kvpages_status kvpages_memory_create_pinned(const struct kvpages_cuda_memory_config *config,
+                                            struct kvpages_memory **out);
+
+/**
  * Destroys a memory. NULL is a no-op. Caches in it live on.
  *
  * @param memory  Not used any more.
@@ -3805,10 +4037,13 @@ KVPAGES_API void kvpages_memory_destroy(struct kvpages_memory *memory);
  * @param plan      Borrowed; the cache keeps what it needs of it. Not NULL.
  * @param config    Borrowed. Not NULL.
  * @param[out] out  Owned by the caller: kvpages_cache_destroy(). NULL on failure.
- * @param[out] out_needed_bytes  Bytes that the cache takes, also when they are
- *                  not there. May be NULL.
+ * @param[out] out_needed_bytes  Bytes that all blocks of the plan take, also when
+ *                  they are not there. May be NULL.
  * @retval KVPAGES_STATUS_OUT_OF_HOST_MEMORY  The memory has not enough.
+ * @retval KVPAGES_STATUS_OUT_OF_DEVICE_MEMORY  The device has not enough.
  * @retval KVPAGES_STATUS_NOT_FOUND  The plan has no such worker.
+ * @retval KVPAGES_STATUS_UNSUPPORTED  num_blocks is set, and this kind of memory
+ *         cannot grow: only host memory and virtual CUDA memory can.
  */
 KVPAGES_API
 KVPAGES_MUST_USE
@@ -3826,13 +4061,67 @@ kvpages_status kvpages_cache_create(const struct kvpages_plan *plan,
 KVPAGES_API void kvpages_cache_destroy(struct kvpages_cache *cache);
 
 /**
- * Blocks of every group. Block ids are 0 to this number minus 1.
+ * Changes how many blocks have memory, between steps. No address changes; views
+ * and regions describe all blocks of the plan as before. New blocks are zero. The
+ * operations of the cache know at once: a block without memory is out of range.
+ * Tables do not, and take any block of the plan: hand out none that has no memory.
+ *
+ * Nothing that runs on a device uses the blocks that go, and no other call uses
+ * the cache or its operations. Memory comes and goes in pieces, for each run of
+ * blocks (keys and values may lie apart): whole pages or device granules, and no
+ * more than about one 256th of an allocation. When growing fails, all is as
+ * before. When a device fails while shrinking, the blocks are gone, and some of
+ * their memory stays until the cache grows or is destroyed.
+ *
+ * @param cache          For itself. Not NULL.
+ * @param num_blocks     1 to kvpages_cache_max_blocks().
+ * @param blocks_in_use  Borrowed: the blocks that hold something; none of them may
+ *                       go. May be NULL when num_blocks_in_use is 0.
+ * @param num_blocks_in_use  How many they are.
+ * @retval KVPAGES_STATUS_INVALID_ARGUMENT  A block in use would go; the kind is
+ *         "block_in_use", and the text names it.
+ * @retval KVPAGES_STATUS_OUT_OF_HOST_MEMORY  The host has not enough.
+ * @retval KVPAGES_STATUS_OUT_OF_DEVICE_MEMORY  The device has not enough.
+ * @retval KVPAGES_STATUS_UNSUPPORTED  The cache was made with memory for all
+ *         blocks: kvpages_cache_config.num_blocks was 0.
+ */
+KVPAGES_API
+KVPAGES_MUST_USE
+kvpages_status kvpages_cache_resize(struct kvpages_cache *cache,
+                                    uint64_t num_blocks,
+                                    const int32_t *blocks_in_use,
+                                    size_t num_blocks_in_use);
+
+/**
+ * Blocks of every group that have memory. Block ids are 0 to this number minus 1.
  *
  * @param cache  Borrowed.
  * @return 0 for NULL.
  */
 KVPAGES_API
 uint64_t kvpages_cache_num_blocks(const struct kvpages_cache *cache);
+
+/**
+ * Blocks of every group that have addresses: those of the plan. Views and regions
+ * describe them all.
+ *
+ * @param cache  Borrowed.
+ * @return 0 for NULL.
+ */
+KVPAGES_API
+uint64_t kvpages_cache_max_blocks(const struct kvpages_cache *cache);
+
+/**
+ * Where a cache's bytes are.
+ *
+ * @param cache     Borrowed. Not NULL.
+ * @param[out] out  Filled; its context is valid until the cache is destroyed. Not
+ *                  NULL.
+ */
+KVPAGES_API
+KVPAGES_MUST_USE
+kvpages_status kvpages_cache_get_device(const struct kvpages_cache *cache,
+                                        struct kvpages_device *out);
 
 /**
  * Layers that have views, in the model's order: layers with pages of their own
@@ -4699,10 +4988,14 @@ kvpages_status kvpages_tables_map_dummies(struct kvpages_tables *tables);
  * Prepares operations on a cache. They keep its memory, also when the cache is
  * destroyed first.
  *
+ * When the cache is resized, its operations know: a block that has no memory is out
+ * of range.
+ *
  * @param cache     Borrowed. Not NULL. Its memory is the host's.
  * @param config    Borrowed. Not NULL.
  * @param[out] out  Owned by the caller: kvpages_ops_destroy(). NULL on failure.
  * @retval KVPAGES_STATUS_OUT_OF_HOST_MEMORY  There is no room for the scratch.
+ * @retval KVPAGES_STATUS_UNSUPPORTED  The cache lies in a device's memory.
  */
 KVPAGES_API
 KVPAGES_MUST_USE

@@ -768,6 +768,45 @@ private:
     detail::Owned<kvpages_plan, kvpages_plan_destroy> handle_;
 };
 
+/// CUDA devices that the driver shows. Throws when there is no driver: the error's kind says why.
+inline std::uint32_t device_count() {
+    std::uint32_t count = 0;
+    check(kvpages_device_count(&count));
+    return count;
+}
+
+/// What a CUDA device is.
+struct DeviceInfo : kvpages_device_info {
+    DeviceInfo() noexcept : kvpages_device_info(KVPAGES_DEVICE_INFO_INIT) {}
+
+    /// What device `ordinal` is; its primary context is retained meanwhile.
+    static DeviceInfo of(std::uint32_t ordinal) {
+        DeviceInfo out;
+        check(kvpages_device_get_info(ordinal, &out));
+        return out;
+    }
+};
+
+/// Memory of a CUDA device, or host memory pinned for it.
+struct CudaMemory {
+    std::uint32_t ordinal = 0;  ///< without effect when there is a context
+    void* context = nullptr;    ///< a CUcontext that is kept; NULL: the primary one
+    bool is_virtual = false;    ///< addresses first, so that caches can grow
+    bool rdma = false;          ///< virtual memory that network cards can be given
+    bool shareable = false;     ///< virtual memory that can be exported as a file descriptor
+
+    /// The same for C.
+    kvpages_cuda_memory_config c_config() const noexcept {
+        kvpages_cuda_memory_config config = KVPAGES_CUDA_MEMORY_CONFIG_INIT;
+        config.ordinal = ordinal;
+        config.context = context;
+        config.flags = (is_virtual ? KVPAGES_CUDA_MEMORY_VIRTUAL : 0u) |
+                       (rdma ? KVPAGES_CUDA_MEMORY_RDMA : 0u) |
+                       (shareable ? KVPAGES_CUDA_MEMORY_SHAREABLE : 0u);
+        return config;
+    }
+};
+
 /// Where a cache's bytes come from.
 class Memory {
 public:
@@ -789,6 +828,29 @@ public:
     static Memory adopted(void* data, std::size_t bytes) {
         kvpages_memory* raw = nullptr;
         check(kvpages_memory_create_adopted(data, bytes, &raw));
+        return Memory(raw);
+    }
+
+    /// A buffer of the engine's in a device's memory.
+    static Memory adopted(const kvpages_device& device, void* data, std::size_t bytes) {
+        kvpages_memory* raw = nullptr;
+        check(kvpages_memory_create_adopted_device(&device, data, bytes, &raw));
+        return Memory(raw);
+    }
+
+    /// Memory of a CUDA device.
+    static Memory cuda(const CudaMemory& config = {}) {
+        const kvpages_cuda_memory_config c_config = config.c_config();
+        kvpages_memory* raw = nullptr;
+        check(kvpages_memory_create_cuda(&c_config, &raw));
+        return Memory(raw);
+    }
+
+    /// Memory of the host, pinned for a CUDA device. No flags.
+    static Memory pinned(const CudaMemory& config = {}) {
+        const kvpages_cuda_memory_config c_config = config.c_config();
+        kvpages_memory* raw = nullptr;
+        check(kvpages_memory_create_pinned(&c_config, &raw));
         return Memory(raw);
     }
 
@@ -881,9 +943,12 @@ struct ViewAxes : kvpages_view_axes {
 /// The memory of one worker's layers, and a view of it for each layer.
 class Cache {
 public:
-    /// Allocates a worker's part of a plan.
-    static Cache allocate(const Plan& plan, const Memory& memory, std::size_t worker = 0) {
+    /// Allocates a worker's part of a plan. With `num_blocks`, only the first ones get memory, and
+    /// resize() changes how many.
+    static Cache allocate(const Plan& plan, const Memory& memory, std::size_t worker = 0,
+                          std::uint64_t num_blocks = 0) {
         kvpages_cache_config config = KVPAGES_CACHE_CONFIG_INIT;
+        config.num_blocks = num_blocks;
         config.worker = worker;
         config.memory = memory.get();
         kvpages_cache* raw = nullptr;
@@ -891,7 +956,25 @@ public:
         return Cache(raw);
     }
 
+    /// Changes how many blocks have memory, between steps. No address changes; none of the blocks
+    /// in use may go.
+    void resize(std::uint64_t num_blocks, Span<const std::int32_t> blocks_in_use) {
+        check(kvpages_cache_resize(handle_.get(), num_blocks, blocks_in_use.data(),
+                                   blocks_in_use.size()));
+    }
+
+    /// Blocks that have memory.
     std::uint64_t num_blocks() const noexcept { return kvpages_cache_num_blocks(get()); }
+    /// Blocks that have addresses: those of the plan.
+    std::uint64_t max_blocks() const noexcept { return kvpages_cache_max_blocks(get()); }
+
+    /// Where the bytes are.
+    kvpages_device device() const {
+        kvpages_device out{};
+        check(kvpages_cache_get_device(get(), &out));
+        return out;
+    }
+
     /// Layers that have views, in the model's order.
     std::size_t num_layers() const noexcept { return kvpages_cache_num_layers(get()); }
     /// Name of a layer; NULL when there is no such layer.

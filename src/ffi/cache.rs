@@ -4,6 +4,7 @@ use std::ffi::{CString, c_char};
 use std::ptr;
 use std::sync::Arc;
 
+use super::device::kvpages_device;
 use super::extensible::{self, extensible};
 use super::guard::guard;
 use super::handle::{self, Handle, opaque};
@@ -19,8 +20,9 @@ use crate::view::View;
 
 /// The memory of one worker's layers, and a view of it for each layer.
 ///
-/// Immutable: all calls on it may run concurrently. Addresses stay as they are
-/// until it is destroyed. What is done with the bytes is up to the engine.
+/// Immutable but for kvpages_cache_resize(): all other calls on it may run
+/// concurrently. Addresses stay as they are until it is destroyed. What is done
+/// with the bytes is up to the engine.
 pub struct kvpages_cache(Handle<CacheHandle>);
 opaque!(kvpages_cache, CacheHandle, "cache");
 
@@ -50,8 +52,13 @@ pub struct kvpages_cache_config {
     pub worker: usize,
     /// Where the bytes come from. Not NULL.
     pub memory: *const kvpages_memory,
+    /// Blocks that get memory. 0: all blocks of the plan, for good. Any other
+    /// number, up to those of the plan, makes a cache that can be resized: addresses
+    /// are reserved for all blocks of the plan, and memory comes and goes with
+    /// kvpages_cache_resize().
+    pub num_blocks: u64,
 }
-extensible!(kvpages_cache_config, memory: *const kvpages_memory);
+extensible!(kvpages_cache_config, num_blocks: u64);
 
 /// What a layer of a cache is.
 #[repr(C)]
@@ -140,7 +147,7 @@ pub struct kvpages_region {
 pub struct kvpages_allocation {
     /// Its first byte, at a multiple of at least 256.
     pub data: *mut std::ffi::c_void,
-    /// Its bytes.
+    /// Its bytes, those of blocks without memory included.
     pub size_bytes: u64,
 }
 
@@ -150,10 +157,13 @@ pub struct kvpages_allocation {
 /// @param plan      Borrowed; the cache keeps what it needs of it. Not NULL.
 /// @param config    Borrowed. Not NULL.
 /// @param[out] out  Owned by the caller: kvpages_cache_destroy(). NULL on failure.
-/// @param[out] out_needed_bytes  Bytes that the cache takes, also when they are
-///                  not there. May be NULL.
+/// @param[out] out_needed_bytes  Bytes that all blocks of the plan take, also when
+///                  they are not there. May be NULL.
 /// @retval KVPAGES_STATUS_OUT_OF_HOST_MEMORY  The memory has not enough.
+/// @retval KVPAGES_STATUS_OUT_OF_DEVICE_MEMORY  The device has not enough.
 /// @retval KVPAGES_STATUS_NOT_FOUND  The plan has no such worker.
+/// @retval KVPAGES_STATUS_UNSUPPORTED  num_blocks is set, and this kind of memory
+///         cannot grow: only host memory and virtual CUDA memory can.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvpages_cache_create(
@@ -177,7 +187,10 @@ pub unsafe extern "C" fn kvpages_cache_create(
         }
         // SAFETY: the caller's contract.
         let memory = unsafe { handle::shared(config.memory) }?;
-        let cache = Cache::allocate(Arc::clone(blueprint), &**memory)?;
+        let cache = match config.num_blocks {
+            0 => Cache::allocate(Arc::clone(blueprint), &**memory)?,
+            num_blocks => Cache::reserve(Arc::clone(blueprint), &**memory, num_blocks)?,
+        };
         *out = handle::give(CacheHandle::new(cache, Arc::clone(names)));
         Ok(())
     })
@@ -193,14 +206,85 @@ pub unsafe extern "C" fn kvpages_cache_destroy(cache: *mut kvpages_cache) {
     unsafe { handle::destroy(cache) }
 }
 
-/// Blocks of every group. Block ids are 0 to this number minus 1.
+/// Changes how many blocks have memory, between steps. No address changes; views
+/// and regions describe all blocks of the plan as before. New blocks are zero. The
+/// operations of the cache know at once: a block without memory is out of range.
+/// Tables do not, and take any block of the plan: hand out none that has no memory.
+///
+/// Nothing that runs on a device uses the blocks that go, and no other call uses
+/// the cache or its operations. Memory comes and goes in pieces, for each run of
+/// blocks (keys and values may lie apart): whole pages or device granules, and no
+/// more than about one 256th of an allocation. When growing fails, all is as
+/// before. When a device fails while shrinking, the blocks are gone, and some of
+/// their memory stays until the cache grows or is destroyed.
+///
+/// @param cache          For itself. Not NULL.
+/// @param num_blocks     1 to kvpages_cache_max_blocks().
+/// @param blocks_in_use  Borrowed: the blocks that hold something; none of them may
+///                       go. May be NULL when num_blocks_in_use is 0.
+/// @param num_blocks_in_use  How many they are.
+/// @retval KVPAGES_STATUS_INVALID_ARGUMENT  A block in use would go; the kind is
+///         "block_in_use", and the text names it.
+/// @retval KVPAGES_STATUS_OUT_OF_HOST_MEMORY  The host has not enough.
+/// @retval KVPAGES_STATUS_OUT_OF_DEVICE_MEMORY  The device has not enough.
+/// @retval KVPAGES_STATUS_UNSUPPORTED  The cache was made with memory for all
+///         blocks: kvpages_cache_config.num_blocks was 0.
+#[must_use]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvpages_cache_resize(
+    cache: *mut kvpages_cache,
+    num_blocks: u64,
+    blocks_in_use: *const i32,
+    num_blocks_in_use: usize,
+) -> kvpages_status {
+    // SAFETY: the caller's contract.
+    unsafe {
+        handle::change(cache, |cache| {
+            let in_use = input::array(blocks_in_use, num_blocks_in_use, "blocks_in_use")?;
+            Ok(cache.cache.resize(num_blocks, in_use)?)
+        })
+    }
+}
+
+/// Blocks of every group that have memory. Block ids are 0 to this number minus 1.
 ///
 /// @param cache  Borrowed.
 /// @return 0 for NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvpages_cache_num_blocks(cache: *const kvpages_cache) -> u64 {
     // SAFETY: the caller's contract.
+    unsafe { handle::get(cache, 0, |cache| cache.cache.num_blocks()) }
+}
+
+/// Blocks of every group that have addresses: those of the plan. Views and regions
+/// describe them all.
+///
+/// @param cache  Borrowed.
+/// @return 0 for NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvpages_cache_max_blocks(cache: *const kvpages_cache) -> u64 {
+    // SAFETY: the caller's contract.
     unsafe { handle::get(cache, 0, |cache| cache.blueprint().num_blocks()) }
+}
+
+/// Where a cache's bytes are.
+///
+/// @param cache     Borrowed. Not NULL.
+/// @param[out] out  Filled; its context is valid until the cache is destroyed. Not
+///                  NULL.
+#[must_use]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvpages_cache_get_device(
+    cache: *const kvpages_cache,
+    out: *mut kvpages_device,
+) -> kvpages_status {
+    // SAFETY: the caller's contract.
+    unsafe {
+        handle::read(cache, input::cleared(out, "out"), |cache, out| {
+            *out = kvpages_device::of(cache.cache.place());
+            Ok(())
+        })
+    }
 }
 
 /// Layers that have views, in the model's order: layers with pages of their own

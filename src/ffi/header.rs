@@ -14,6 +14,7 @@ const SOURCES: &[&str] = &[
     "backend",
     "model",
     "plan",
+    "device",
     "memory",
     "cache",
     "view",

@@ -20,6 +20,7 @@ pub mod attention;
 pub mod backend;
 pub mod bind;
 pub mod cache;
+pub mod device;
 pub mod memory;
 pub mod metadata;
 pub mod model;

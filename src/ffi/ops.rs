@@ -11,6 +11,7 @@ use super::input;
 use super::status::{Failure, kvpages_status};
 use crate::cache::Cache;
 use crate::dtype::Dtype;
+use crate::memory::Place;
 use crate::ops::{
     BlockCopy, Gather, LayerMemory, LayerRows, Ops, OpsConfig, RowSlots, Selection, Write,
 };
@@ -195,10 +196,14 @@ extensible!(kvpages_kv_gather, fp8_format: u32);
 /// Prepares operations on a cache. They keep its memory, also when the cache is
 /// destroyed first.
 ///
+/// When the cache is resized, its operations know: a block that has no memory is out
+/// of range.
+///
 /// @param cache     Borrowed. Not NULL. Its memory is the host's.
 /// @param config    Borrowed. Not NULL.
 /// @param[out] out  Owned by the caller: kvpages_ops_destroy(). NULL on failure.
 /// @retval KVPAGES_STATUS_OUT_OF_HOST_MEMORY  There is no room for the scratch.
+/// @retval KVPAGES_STATUS_UNSUPPORTED  The cache lies in a device's memory.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvpages_ops_create(
@@ -212,6 +217,15 @@ pub unsafe extern "C" fn kvpages_ops_create(
         // SAFETY: the caller's contract.
         let (cache, config) = unsafe { (handle::shared(cache)?, extensible::read(config)?) };
         let cache = Arc::clone(cache.cache());
+        if let Place::Cuda(context) = cache.place() {
+            return Err(Failure::unsupported(
+                "ops_on_device",
+                format!(
+                    "the cache lies in the memory of CUDA device {}; operations work in host memory",
+                    context.ordinal()
+                ),
+            ));
+        }
         let ops = operations(&cache, &config)?;
         *out = handle::give(OpsHandle { ops, _cache: cache });
         Ok(())
@@ -261,6 +275,7 @@ fn operations(cache: &Cache, config: &kvpages_ops_config) -> Result<Ops, Failure
     }
     let config = OpsConfig {
         num_blocks: blueprint.num_blocks(),
+        present_blocks: Arc::clone(cache.present_blocks()),
         num_groups: blueprint.num_groups(),
         max_block_ids: config.max_block_ids,
         max_concurrency: config.max_concurrency,

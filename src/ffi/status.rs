@@ -5,6 +5,7 @@ use std::ffi::{CStr, CString, c_char};
 
 use crate::backend::{BackendError, KernelBlockError, LayoutError, PresetError};
 use crate::cache::{BindError, BlueprintError, CacheError};
+use crate::cuda::CudaError;
 use crate::memory::MemoryError;
 use crate::model::{ModelError, SharingError};
 use crate::num::Overflow;
@@ -44,7 +45,7 @@ pub enum kvpages_status {
     OutOfHostMemory = -21,
     /// The device has not enough memory.
     OutOfDeviceMemory = -22,
-    /// There is no device, or no driver for it.
+    /// There is no device, no driver for it, or the driver failed.
     DeviceUnavailable = -40,
     /// An earlier call on this handle met a bug; it can only be destroyed.
     Poisoned = -99,
@@ -395,6 +396,26 @@ impl From<MemoryError> for Failure {
     }
 }
 
+fn cuda_status(error: &CudaError) -> kvpages_status {
+    match error {
+        CudaError::OutOfMemory { .. } => kvpages_status::OutOfDeviceMemory,
+        CudaError::OutOfPinnedMemory { .. } => kvpages_status::OutOfHostMemory,
+        CudaError::NotSupported { .. } => kvpages_status::Unsupported,
+        CudaError::DriverMissing { .. }
+        | CudaError::DriverIncomplete { .. }
+        | CudaError::DriverTooOld { .. }
+        | CudaError::NoDevice
+        | CudaError::NoSuchDevice { .. }
+        | CudaError::DriverFailed { .. } => kvpages_status::DeviceUnavailable,
+    }
+}
+
+impl From<CudaError> for Failure {
+    fn from(error: CudaError) -> Failure {
+        Failure::new(cuda_status(&error), error.kind(), error)
+    }
+}
+
 fn memory_failure(error: &MemoryError, message: String) -> Failure {
     let kind = match error {
         MemoryError::Host { .. } | MemoryError::TooLarge { .. } => "out_of_host_memory",
@@ -403,6 +424,12 @@ fn memory_failure(error: &MemoryError, message: String) -> Failure {
             return Failure::invalid("allocator_misaligned", message);
         }
         MemoryError::AdoptedFull { .. } => "adopted_buffer_full",
+        MemoryError::Device(error) => {
+            return Failure::new(cuda_status(error), error.kind(), message);
+        }
+        MemoryError::CannotGrow { .. } => {
+            return Failure::unsupported("memory_cannot_grow", message);
+        }
     };
     Failure::new(kvpages_status::OutOfHostMemory, kind, message)
 }
@@ -412,6 +439,10 @@ impl From<CacheError> for Failure {
         let message = error.to_string();
         match error {
             CacheError::Memory { error, .. } => memory_failure(&error, message),
+            CacheError::NumBlocks { .. } => Failure::invalid("cache_num_blocks", message),
+            CacheError::Fixed { .. } => Failure::unsupported("cache_is_fixed", message),
+            CacheError::BlockInUse { .. } => Failure::invalid("block_in_use", message),
+            CacheError::NoSuchBlock { .. } => Failure::invalid("block_id_out_of_range", message),
         }
     }
 }

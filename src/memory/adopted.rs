@@ -1,9 +1,9 @@
 //! A buffer of the engine's, handed out piece by piece.
 
-use std::ptr::{self, NonNull};
+use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::{Allocation, Memory, MemoryError, Release, addressable};
+use super::{Allocation, Memory, MemoryError, Place, Release, addressable};
 
 /// One buffer that the caller keeps. Pieces are cut from it in order, behind the last one that has
 /// not come back.
@@ -14,6 +14,7 @@ pub struct Adopted(Arc<Buffer>);
 struct Buffer {
     start: NonNull<u8>,
     bytes: usize,
+    place: Place,
     used: Mutex<Used>,
 }
 
@@ -33,29 +34,39 @@ unsafe impl Send for Buffer {}
 unsafe impl Sync for Buffer {}
 
 impl Adopted {
-    /// Memory from `bytes` bytes at `start`.
+    /// Memory from `bytes` bytes at `start`, which are at `place`.
     ///
     /// # Safety
     /// The buffer is valid for reads and writes, and nothing else uses it, as long as an `Adopted` or
     /// an allocation from it lives.
-    pub unsafe fn new(start: NonNull<u8>, bytes: usize) -> Adopted {
+    pub unsafe fn new(start: NonNull<u8>, bytes: usize, place: Place) -> Adopted {
         Adopted(Arc::new(Buffer {
             start,
             bytes,
+            place,
             used: Mutex::default(),
         }))
     }
 }
 
 impl Memory for Adopted {
+    fn place(&self) -> Place {
+        self.0.place.clone()
+    }
+
+    fn cannot_grow(&self) -> &'static str {
+        "an adopted buffer is all there and cannot grow; host memory and CUDA virtual memory can"
+    }
+
     fn allocate(&self, bytes: u64, alignment: u64) -> Result<Allocation, MemoryError> {
         let size = addressable(bytes)?;
         let buffer = &self.0;
         let mut used = buffer.used.lock().unwrap_or_else(PoisonError::into_inner);
         let free = buffer.bytes - used.bytes;
-        // SAFETY: `used` never exceeds the buffer.
-        let next = unsafe { buffer.start.add(used.bytes) };
-        let skip = next.align_offset(addressable(alignment)?);
+        // Plain numbers, since the addresses may be a device's.
+        let alignment_bytes = addressable(alignment)?;
+        let next = buffer.start.addr().get() + used.bytes;
+        let skip = next.wrapping_neg() & (alignment_bytes - 1);
         let taken = skip.checked_add(size).filter(|&taken| taken <= free);
         let Some(taken) = taken else {
             return Err(MemoryError::AdoptedFull {
@@ -65,16 +76,18 @@ impl Memory for Adopted {
                 total: buffer.bytes as u64,
             });
         };
+        let data = buffer.start.as_ptr().wrapping_add(used.bytes + skip);
+        // Inside the buffer, so not NULL.
+        let data = NonNull::new(data).unwrap_or(buffer.start);
         // SAFETY: `skip + size` bytes are left, and no piece that was handed out lies in them.
-        let data = unsafe { next.add(skip) };
-        // SAFETY: as above.
-        unsafe { ptr::write_bytes(data.as_ptr(), 0, size) };
+        unsafe { buffer.place.zero(data, size) }?;
         let end = used.bytes + taken;
         used.pieces.push((end - size, end));
         used.bytes = end;
         Ok(Allocation {
             data,
             bytes: size,
+            place: buffer.place.clone(),
             owner: Arc::clone(buffer) as Arc<dyn Release>,
         })
     }
@@ -101,7 +114,7 @@ mod tests {
         let mut buffer = vec![0xffu8; 4096];
         let start = NonNull::new(buffer.as_mut_ptr()).unwrap();
         // SAFETY: the vector outlives the memory and is not touched meanwhile.
-        let memory = unsafe { Adopted::new(start, buffer.len()) };
+        let memory = unsafe { Adopted::new(start, buffer.len(), Place::Host) };
         let first = memory.allocate(100, 256).unwrap();
         let second = memory.allocate(1000, 256).unwrap();
         let apart = second.data().as_ptr() as usize - first.data().as_ptr() as usize;

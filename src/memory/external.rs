@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
-use super::{Allocation, Memory, MemoryError, Release, addressable};
+use super::{Allocation, Memory, MemoryError, Place, Release, addressable};
 
 /// Takes memory: `(user, bytes, alignment, out)`; 0 when `*out` was set.
 pub type AllocateFn = unsafe extern "C" fn(*mut c_void, usize, usize, *mut *mut c_void) -> i32;
@@ -12,9 +12,9 @@ pub type AllocateFn = unsafe extern "C" fn(*mut c_void, usize, usize, *mut *mut 
 pub type ReleaseFn = unsafe extern "C" fn(*mut c_void, *mut c_void, usize);
 
 /// An engine's allocator.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct Callbacks {
-    /// Takes memory that the host can write.
+    /// Takes memory.
     pub allocate: AllocateFn,
     /// Gives it back.
     pub release: ReleaseFn,
@@ -22,6 +22,8 @@ pub struct Callbacks {
     pub user: *mut c_void,
     /// Whether the memory is zero already.
     pub is_zeroed: bool,
+    /// Where the memory is.
+    pub place: Place,
 }
 
 // SAFETY: whoever makes an `External` promises that the callbacks may be called from any thread.
@@ -38,14 +40,23 @@ impl External {
     ///
     /// # Safety
     /// The functions may be called with `user` from any thread, as long as an `External` or an
-    /// allocation from it lives. Memory they return is valid for reads and writes of the bytes
-    /// asked for until it is released, and nothing else uses it. They do not unwind.
+    /// allocation from it lives. Memory they return is of the place stated, valid for reads and
+    /// writes of the bytes asked for until it is released, and nothing else uses it. They do not
+    /// unwind.
     pub unsafe fn new(callbacks: Callbacks) -> External {
         External(Arc::new(callbacks))
     }
 }
 
 impl Memory for External {
+    fn place(&self) -> Place {
+        self.0.place.clone()
+    }
+
+    fn cannot_grow(&self) -> &'static str {
+        "memory of the engine's allocator cannot grow in place; host memory and CUDA virtual memory can"
+    }
+
     fn allocate(&self, bytes: u64, alignment: u64) -> Result<Allocation, MemoryError> {
         let size = addressable(bytes)?;
         let callbacks = &self.0;
@@ -61,6 +72,7 @@ impl Memory for External {
         let allocation = Allocation {
             data,
             bytes: size,
+            place: callbacks.place.clone(),
             owner: Arc::clone(&self.0) as Arc<dyn Release>,
         };
         let address = data.as_ptr() as usize;
@@ -73,7 +85,7 @@ impl Memory for External {
         }
         if !callbacks.is_zeroed {
             // SAFETY: the contract of `new`: that many bytes, writable, used by nobody else.
-            unsafe { ptr::write_bytes(data.as_ptr(), 0, size) };
+            unsafe { callbacks.place.zero(data, size) }?;
         }
         Ok(allocation)
     }

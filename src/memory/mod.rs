@@ -1,26 +1,79 @@
-//! Where bytes come from: the host, or whatever an engine brings.
+//! Where bytes come from: the host, a CUDA device, or whatever an engine brings.
 //!
 //! Fresh memory is zero. An allocation gives its memory back when it is dropped.
 
 #![allow(unsafe_code)]
 
 mod adopted;
+mod cuda;
 mod external;
 mod host;
+mod reserved;
 #[cfg(test)]
 pub mod testing;
 
 pub use adopted::Adopted;
+pub use cuda::{CudaPlain, CudaVirtual, Pinned};
 pub use external::{AllocateFn, Callbacks, External, ReleaseFn};
 pub use host::Host;
+pub use reserved::{Reserved, Taken};
 
-use std::ptr::NonNull;
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+
+use crate::cuda::{Context, CudaError};
 
 /// What every allocation is aligned to at least, in bytes.
 pub const MIN_ALIGNMENT: u64 = 256;
 
+/// Where bytes are.
+#[derive(Debug, Clone, Default)]
+pub enum Place {
+    /// The host reads and writes them.
+    #[default]
+    Host,
+    /// A device does; to the host their addresses are numbers.
+    Cuda(Arc<Context>),
+}
+
+impl Place {
+    /// Zeroes `bytes` bytes at `data`, and returns when it is done.
+    ///
+    /// # Safety
+    /// They are memory of this place, and nothing else uses them.
+    unsafe fn zero(&self, data: NonNull<u8>, bytes: usize) -> Result<(), CudaError> {
+        match self {
+            // SAFETY: the caller's contract.
+            Place::Host => unsafe { ptr::write_bytes(data.as_ptr(), 0, bytes) },
+            // SAFETY: the caller's contract.
+            Place::Cuda(context) => unsafe { context.zero_now(&[(cuda::address(data), bytes)]) }?,
+        }
+        Ok(())
+    }
+}
+
 /// A source of memory.
 pub trait Memory: Send + Sync {
+    /// Where its bytes are.
+    fn place(&self) -> Place {
+        Place::Host
+    }
+
+    /// Reserves addresses for `bytes` at a multiple of `alignment`, as for
+    /// [`allocate`](Self::allocate). Memory comes with [`Reserved::grow`], which the allocation
+    /// leads to.
+    fn reserve(&self, bytes: u64, alignment: u64) -> Result<Allocation, MemoryError> {
+        let _ = (bytes, alignment);
+        Err(MemoryError::CannotGrow {
+            why: self.cannot_grow(),
+        })
+    }
+
+    /// Why addresses cannot be reserved.
+    fn cannot_grow(&self) -> &'static str {
+        "this kind of memory cannot grow in place"
+    }
+
     /// Takes `bytes` of zeroed memory at a multiple of `alignment`, a power of two that is at least
     /// [`MIN_ALIGNMENT`].
     fn allocate(&self, bytes: u64, alignment: u64) -> Result<Allocation, MemoryError>;
@@ -71,6 +124,15 @@ pub enum MemoryError {
         /// Bytes of the buffer.
         total: u64,
     },
+    /// A device has not enough, or failed.
+    #[error(transparent)]
+    Device(#[from] CudaError),
+    /// Memory that is all there from the beginning.
+    #[error("{why}")]
+    CannotGrow {
+        /// Which kind it is, and which one can.
+        why: &'static str,
+    },
     /// More bytes than this machine can address.
     #[error("{bytes} bytes are more than this machine can address")]
     TooLarge {
@@ -82,13 +144,19 @@ pub enum MemoryError {
 /// Gives memory back.
 trait Release: Send + Sync {
     fn release(&self, data: NonNull<u8>, bytes: usize);
+
+    /// What puts memory behind the allocation, if that is done later.
+    fn reserved(&self) -> Option<&Reserved> {
+        None
+    }
 }
 
 /// Memory that is given back when it is dropped.
 pub struct Allocation {
     data: NonNull<u8>,
     bytes: usize,
-    owner: std::sync::Arc<dyn Release>,
+    place: Place,
+    owner: Arc<dyn Release>,
 }
 
 // SAFETY: an allocation is an address and a length; what is done with the bytes is up to whoever
@@ -106,6 +174,16 @@ impl Allocation {
     /// The bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes as u64
+    }
+
+    /// Where they are.
+    pub fn place(&self) -> &Place {
+        &self.place
+    }
+
+    /// What puts memory behind them, when they were only reserved.
+    pub fn reserved(&self) -> Option<&Reserved> {
+        self.owner.reserved()
     }
 }
 

@@ -4,7 +4,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::{Adopted, Allocation, Memory, MemoryError, Release};
+use super::{Adopted, Allocation, Memory, MemoryError, Place, Release};
 
 /// Wraps another memory, counts its allocations and refuses one of them.
 pub struct Faulty<M> {
@@ -57,6 +57,7 @@ impl<M: Memory> Memory for Faulty<M> {
         Ok(Allocation {
             data: inner.data(),
             bytes: inner.bytes,
+            place: inner.place.clone(),
             owner: Arc::new(Counted {
                 inner,
                 counts: Arc::clone(&self.counts),
@@ -77,5 +78,5 @@ pub fn adopted_buffer(bytes: usize) -> Adopted {
     let buffer: &'static mut [u8] = Vec::leak(vec![0xff; bytes]);
     let start = NonNull::from(&mut *buffer).cast();
     // SAFETY: the buffer is leaked, and nothing else has it.
-    unsafe { Adopted::new(start, bytes) }
+    unsafe { Adopted::new(start, bytes, Place::Host) }
 }

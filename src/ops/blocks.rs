@@ -1,5 +1,8 @@
 //! Whole blocks: which bytes they are, and in which order they are copied.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use super::{LayerMemory, Ops, OpsConfig, OpsError};
 use crate::kernels::{self as kernel, Move, Piece, SPARE};
 
@@ -64,7 +67,8 @@ impl Place {
 /// The room that calls on blocks need, taken once.
 #[derive(Debug)]
 pub(super) struct Blocks {
-    num_blocks: u64,
+    /// Blocks that the cache has now.
+    present: Arc<AtomicU64>,
     max_ids: u64,
     /// In order of allocation and offset.
     places: Vec<Place>,
@@ -113,7 +117,7 @@ impl Blocks {
         let mut spans = room(places.len() as u64)?;
         spans.resize(places.len(), 0);
         let mut blocks = Blocks {
-            num_blocks: config.num_blocks,
+            present: Arc::clone(&config.present_blocks),
             max_ids,
             spans,
             pieces: room(num_pieces)?,
@@ -140,14 +144,19 @@ impl Blocks {
         Ok(blocks)
     }
 
+    /// Blocks that the cache has now.
+    pub(super) fn num_blocks(&self) -> u64 {
+        self.present.load(Ordering::Acquire)
+    }
+
     fn block(&self, index: usize, id: i32) -> Result<u32, OpsError> {
         let known = u32::try_from(id).ok();
         known
-            .filter(|&id| u64::from(id) < self.num_blocks)
+            .filter(|&id| u64::from(id) < self.num_blocks())
             .ok_or(OpsError::BlockOutOfRange {
                 index,
                 id,
-                num_blocks: self.num_blocks,
+                num_blocks: self.num_blocks(),
             })
     }
 
@@ -406,10 +415,10 @@ impl Ops {
 
 impl Blocks {
     fn check_told(&self, told: Option<u64>) -> Result<(), OpsError> {
-        let Some(told) = told.filter(|&told| told != self.num_blocks) else {
+        let Some(told) = told.filter(|&told| told != self.num_blocks()) else {
             return Ok(());
         };
-        let num_blocks = self.num_blocks;
+        let num_blocks = self.num_blocks();
         let cut = |place: &&Place| told == 0 || !place.allocation_bytes.is_multiple_of(told);
         Err(match self.places.iter().find(cut) {
             Some(place) => OpsError::NotMultipleOfBlocks {

@@ -17,6 +17,8 @@ pub use error::OpsError;
 pub use rows::{Gather, LayerRows, RowSlots, Write};
 
 use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use crate::spec::Spec;
 use crate::view::{BlockRuns, View};
@@ -43,10 +45,12 @@ pub struct LayerMemory<'a> {
 }
 
 /// What a cache's operations are made for.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct OpsConfig {
-    /// Blocks of the cache.
+    /// Most blocks that the cache can have.
     pub num_blocks: u64,
+    /// Blocks that it has; they change when it is resized.
+    pub present_blocks: Arc<AtomicU64>,
     /// Groups of the cache.
     pub num_groups: usize,
     /// Most block ids, or pairs of them, in one call; 0 for all blocks.

@@ -479,7 +479,7 @@ impl Ops {
             // Layers of a group nearly always have the same number of slots.
             if stored.num_slots < checked_slots {
                 checked_slots = stored.num_slots;
-                call.check_slots(&layer.name, stored)?;
+                call.check_slots(&layer.name, stored, self.blocks.num_blocks())?;
             }
         }
         for given in layers {
@@ -526,8 +526,11 @@ type Call<'a> = Gather<'a>;
 type Body = unsafe extern "C" fn(u32, u32, *const Rows, *const Slots);
 
 impl Call<'_> {
-    fn check_slots(&self, layer: &str, stored: &Stored) -> Result<(), OpsError> {
-        let num_slots = stored.num_slots;
+    /// `present` blocks have memory, of those that the layer's view has.
+    fn check_slots(&self, layer: &str, stored: &Stored, present: u64) -> Result<(), OpsError> {
+        let num_slots = stored
+            .num_slots
+            .min(present.saturating_mul(stored.block_slots));
         match self.slots {
             RowSlots::Slots(slots) => {
                 let inside = |slot: i64| slot == -1 || (slot as u64) < num_slots;

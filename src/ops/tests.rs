@@ -387,6 +387,8 @@ fn tensor_scales_divide_and_multiply() {
 /// Copies with every chain, cycle and tree that random pairs make.
 mod copies {
     use super::*;
+    use std::sync::Arc;
+
     use crate::kernels::SPARE;
     use crate::ops::blocks::{BlockCopy, Blocks, Place};
     use crate::ops::{OpsConfig, OpsError};
@@ -394,6 +396,7 @@ mod copies {
     fn blocks(num_blocks: u64) -> Blocks {
         let config = OpsConfig {
             num_blocks,
+            present_blocks: Arc::new(num_blocks.into()),
             num_groups: 1,
             max_block_ids: 0,
             max_concurrency: 1,

@@ -1,0 +1,474 @@
+// Memory of CUDA devices and caches in it, on the stand-in driver.
+#include "driver.h"
+#include "standin.h"
+#include "support/api.h"
+#include "support/failure.h"
+#include "support/garbage.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <functional>
+#include <iostream>
+#include <set>
+#include <string>
+#include <vector>
+
+using namespace support;
+
+namespace {
+
+constexpr std::uint64_t mib = std::uint64_t{1} << 20;
+
+// What a test does not say otherwise about: a fresh driver, whose device memory the host cannot
+// touch, and whose work runs only when it is waited for.
+class CudaMemory : public ::testing::Test {
+protected:
+    void SetUp() override {
+        standin_reset();
+        // The library opens a driver once in a process, and a reset makes it forget that.
+        ASSERT_EQ(cuInit(0), CUDA_SUCCESS);
+        standin_set_protected(true);
+        standin_set_deferred(true);
+    }
+
+    void TearDown() override {
+        EXPECT_EQ(current(), nullptr);
+        EXPECT_EQ(standin_num_leaks(nullptr), 0u) << standin_describe_leaks();
+        EXPECT_EQ(standin_num_violations(), 0u) << standin_describe_violations();
+        EXPECT_EQ(standin_used_bytes(0) + standin_used_bytes(1), 0u);
+        standin_reset();
+    }
+
+    static CUcontext current() {
+        CUcontext context = nullptr;
+        EXPECT_EQ(cuCtxGetCurrent(&context), CUDA_SUCCESS);
+        return context;
+    }
+};
+
+struct Kind {
+    const char* name;
+    std::uint32_t flags;
+    bool is_pinned;
+};
+
+const Kind plain = {"plain", 0, false};
+const Kind virtually = {"virtual", KVPAGES_CUDA_MEMORY_VIRTUAL, false};
+const Kind pinned = {"pinned", 0, true};
+const Kind shareable = {"shareable",
+                        KVPAGES_CUDA_MEMORY_VIRTUAL | KVPAGES_CUDA_MEMORY_SHAREABLE |
+                            KVPAGES_CUDA_MEMORY_RDMA,
+                        false};
+const std::vector<Kind> all_kinds = {plain, virtually, pinned, shareable};
+
+std::int32_t try_memory(const Kind& kind, CUcontext context, std::uint32_t ordinal,
+                        kvpages_memory** out) {
+    kvpages_cuda_memory_config config = KVPAGES_CUDA_MEMORY_CONFIG_INIT;
+    config.context = context;
+    config.ordinal = ordinal;
+    config.flags = kind.flags;
+    return kind.is_pinned ? kvpages_memory_create_pinned(&config, out)
+                          : kvpages_memory_create_cuda(&config, out);
+}
+
+Memory memory(const Kind& kind, CUcontext context = nullptr, std::uint32_t ordinal = 0) {
+    kvpages_memory* raw = nullptr;
+    must(try_memory(kind, context, ordinal, &raw));
+    return Memory(raw);
+}
+
+// Three allocations of odd sizes.
+Plan three_tensors(std::uint64_t num_blocks = 7) {
+    const Model m = model();
+    for (std::uint64_t i = 0; i < 3; ++i) {
+        add(m, "layers." + std::to_string(i), full(3, 1, 5 + i), backend(packed_nhd));
+    }
+    return plan_of_blocks(m, num_blocks);
+}
+
+// Two allocations of 64 KiB a block.
+Plan two_large_tensors(std::uint64_t num_blocks) {
+    const Model m = model();
+    for (int i = 0; i < 2; ++i) {
+        add(m, "layers." + std::to_string(i), full(16, 8, 128), backend(packed_nhd));
+    }
+    return plan_of_blocks(m, num_blocks);
+}
+
+std::int32_t try_growable(const Plan& plan, const Memory& from, std::uint64_t num_blocks,
+                          kvpages_cache** out) {
+    kvpages_cache_config config = KVPAGES_CACHE_CONFIG_INIT;
+    config.memory = from.get();
+    config.num_blocks = num_blocks;
+    return kvpages_cache_create(plan.get(), &config, out, nullptr);
+}
+
+// Reads device memory as an engine would, in a context of its own choice.
+std::vector<unsigned char> read(const void* from, std::uint64_t bytes, int device) {
+    std::vector<unsigned char> to(bytes);
+    CUcontext context = nullptr;
+    EXPECT_EQ(cuDevicePrimaryCtxRetain(&context, device), CUDA_SUCCESS);
+    EXPECT_EQ(cuCtxPushCurrent_v2(context), CUDA_SUCCESS);
+    EXPECT_EQ(cuMemcpyDtoH_v2(to.data(), reinterpret_cast<CUdeviceptr>(from), to.size()),
+              CUDA_SUCCESS);
+    EXPECT_EQ(cuCtxPopCurrent_v2(nullptr), CUDA_SUCCESS);
+    EXPECT_EQ(cuDevicePrimaryCtxRelease_v2(device), CUDA_SUCCESS);
+    return to;
+}
+
+void expect_zeroed_and_aligned(const Cache& cache, const Kind& kind, int device,
+                               std::size_t alignment = 256) {
+    for (std::size_t i = 0; i < kvpages_cache_num_allocations(cache.get()); ++i) {
+        const kvpages_allocation part = allocation(cache, i);
+        EXPECT_EQ(reinterpret_cast<std::uintptr_t>(part.data) % alignment, 0u);
+        const auto* const host = static_cast<const unsigned char*>(part.data);
+        const std::vector<unsigned char> bytes =
+            kind.is_pinned ? std::vector<unsigned char>(host, host + part.size_bytes)
+                           : read(part.data, part.size_bytes, device);
+        EXPECT_TRUE(std::all_of(bytes.begin(), bytes.end(),
+                                [](unsigned char byte) { return byte == 0; }))
+            << "allocation " << i;
+    }
+}
+
+}  // namespace
+
+TEST_F(CudaMemory, CachesAreZeroedAlignedAndGivenBack) {
+    const Plan p = three_tensors();
+    for (const Kind& kind : all_kinds) {
+        for (const std::uint32_t ordinal : {0u, 1u}) {
+            SCOPED_TRACE(kind.name + std::string(" on ") + std::to_string(ordinal));
+            {
+                const Memory from = memory(kind, nullptr, ordinal);
+                const Cache c = cache(p, from);
+                EXPECT_EQ(standin_num_pending(), 0u);
+                expect_zeroed_and_aligned(c, kind, static_cast<int>(ordinal));
+                kvpages_device device = {};
+                must(kvpages_cache_get_device(c.get(), &device));
+                EXPECT_EQ(device.kind, kind.is_pinned ? KVPAGES_DEVICE_KIND_HOST
+                                                      : KVPAGES_DEVICE_KIND_CUDA);
+                EXPECT_EQ(standin_used_bytes(1 - static_cast<int>(ordinal)), 0u);
+                EXPECT_EQ(standin_used_bytes(static_cast<int>(ordinal)) == 0, kind.is_pinned);
+                EXPECT_EQ(standin_num_leaks("context"), 1u);  // retained once
+            }
+            EXPECT_EQ(standin_num_leaks(nullptr), 0u) << standin_describe_leaks();
+            EXPECT_EQ(current(), nullptr);
+        }
+    }
+}
+
+TEST_F(CudaMemory, TheAlignmentOfTheBackendIsHonoured) {
+    BackendOptions options;
+    options.layout = latent;
+    options.alignment = 4096;
+    const Model m = model();
+    add(m, "layers.0", mla(16, 128), backend(options));
+    const Plan p = plan_of_blocks(m, 3);
+    for (const Kind& kind : all_kinds) {
+        SCOPED_TRACE(kind.name);
+        expect_zeroed_and_aligned(cache(p, memory(kind)), kind, 0, 4096);
+    }
+}
+
+TEST_F(CudaMemory, AContextOfTheCallersIsBorrowed) {
+    const Plan p = three_tensors();
+    CUcontext lent = nullptr;
+    CUcontext callers = nullptr;
+    ASSERT_EQ(cuCtxCreate_v2(&lent, 0, 1), CUDA_SUCCESS);
+    ASSERT_EQ(cuCtxCreate_v2(&callers, 0, 0), CUDA_SUCCESS);
+    for (const Kind& kind : all_kinds) {
+        SCOPED_TRACE(kind.name);
+        {
+            const Memory from = memory(kind, lent);
+            EXPECT_EQ(current(), callers);
+            const Cache c = cache(p, from);
+            EXPECT_EQ(current(), callers);
+            expect_zeroed_and_aligned(c, kind, 1);
+            EXPECT_EQ(standin_used_bytes(0), 0u);
+        }
+        EXPECT_EQ(current(), callers);
+        EXPECT_EQ(standin_num_leaks(nullptr), 2u) << standin_describe_leaks();
+    }
+    EXPECT_EQ(cuCtxDestroy_v2(callers), CUDA_SUCCESS);
+    EXPECT_EQ(current(), lent);
+    EXPECT_EQ(cuCtxDestroy_v2(lent), CUDA_SUCCESS);
+}
+
+TEST_F(CudaMemory, DevicesTellWhatTheyAre) {
+    std::uint32_t count = 0;
+    must(kvpages_device_count(&count));
+    EXPECT_EQ(count, 2u);
+    standin_set_total_bytes(1, 100 * mib);
+    standin_set_attribute(1, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, 0);
+    kvpages_device_info info = KVPAGES_DEVICE_INFO_INIT;
+    must(kvpages_device_get_info(1, &info));
+    EXPECT_STREQ(info.name, "Stand-in GPU 1");
+    EXPECT_EQ(info.total_bytes, 100 * mib);
+    EXPECT_EQ(info.free_bytes, 100 * mib);
+    EXPECT_EQ(info.compute_capability_major, 9u);
+    EXPECT_EQ(info.num_multiprocessors, 132u);
+    EXPECT_EQ(info.has_virtual_memory, 0u);
+    Out<kvpages_memory*> out;
+    EXPECT_TRUE(fails(try_memory(virtually, nullptr, 1, &out), KVPAGES_STATUS_UNSUPPORTED,
+                      "device_lacks_support", {"virtual memory", "1"}));
+    EXPECT_TRUE(out.is_zero());
+    EXPECT_TRUE(fails(try_memory(plain, nullptr, 2, &out), KVPAGES_STATUS_DEVICE_UNAVAILABLE,
+                      "no_device", {"no CUDA device 2", "sees 2"}));
+}
+
+TEST_F(CudaMemory, OutOfMemoryNamesNeededAndFreeBytes) {
+    const Plan p = two_large_tensors(160);  // 10 MiB each
+    standin_set_total_bytes(0, 15 * mib);
+    for (const Kind& kind : {plain, virtually}) {
+        SCOPED_TRACE(kind.name);
+        const Memory from = memory(kind);
+        Out<kvpages_cache*> out;
+        std::uint64_t needed = 0;
+        EXPECT_TRUE(fails(try_cache(p, from, &out, &needed), KVPAGES_STATUS_OUT_OF_DEVICE_MEMORY,
+                          "out_of_device_memory",
+                          {std::to_string(10 * mib) + " bytes are needed",
+                           std::to_string(5 * mib) + " of " + std::to_string(15 * mib)}));
+        EXPECT_TRUE(out.is_zero());
+        EXPECT_EQ(needed, 20 * mib);
+        EXPECT_EQ(standin_used_bytes(0), 0u);  // the first of both was given back
+        EXPECT_EQ(standin_num_leaks(nullptr), 1u) << standin_describe_leaks();
+    }
+}
+
+TEST_F(CudaMemory, CachesGrowAndShrinkWhereTheyAre) {
+    const Plan p = two_large_tensors(640);  // 40 MiB each
+    const Memory from = memory(virtually);
+    kvpages_cache* raw = nullptr;
+    must(try_growable(p, from, 10, &raw));
+    const Cache c(raw);
+    const void* const data = allocation(c, 0).data;
+    const std::uint64_t small = standin_used_bytes(0);
+    EXPECT_LE(small, 8 * mib);
+    must(kvpages_cache_resize(c.get(), 640, nullptr, 0));
+    EXPECT_EQ(standin_used_bytes(0), 80 * mib);
+    EXPECT_EQ(allocation(c, 0).data, data);
+    expect_zeroed_and_aligned(c, virtually, 0);
+    must(kvpages_cache_resize(c.get(), 10, nullptr, 0));
+    EXPECT_EQ(standin_used_bytes(0), small);
+    standin_set_total_bytes(0, 60 * mib);
+    EXPECT_TRUE(fails(kvpages_cache_resize(c.get(), 640, nullptr, 0),
+                      KVPAGES_STATUS_OUT_OF_DEVICE_MEMORY, "out_of_device_memory"));
+    EXPECT_EQ(kvpages_cache_num_blocks(c.get()), 10u);
+    EXPECT_EQ(standin_used_bytes(0), small);
+}
+
+TEST_F(CudaMemory, PiecesHonourTheGranularityOfTheDevice) {
+    EXPECT_FALSE(standin_set_granularity_bytes(5000));
+    for (const std::uint64_t granule : {std::uint64_t{64} << 10, 2 * mib, 16 * mib}) {
+        SCOPED_TRACE(granule);
+        ASSERT_TRUE(standin_set_granularity_bytes(granule));
+        kvpages_cache* raw = nullptr;
+        must(try_growable(two_large_tensors(100), memory(virtually), 1, &raw));
+        const Cache c(raw);
+        EXPECT_EQ(standin_used_bytes(0), 2 * granule);
+        must(kvpages_cache_resize(c.get(), 100, nullptr, 0));
+        const std::uint64_t bytes = 100 * (std::uint64_t{64} << 10);
+        EXPECT_EQ(standin_used_bytes(0), 2 * ((bytes + granule - 1) / granule * granule));
+        expect_zeroed_and_aligned(c, virtually, 0);
+    }
+}
+
+TEST_F(CudaMemory, ShrinkingWaitsForWorkOnWhatGoes) {
+    const Plan p = two_large_tensors(640);
+    kvpages_cache* raw = nullptr;
+    must(try_growable(p, memory(virtually), 640, &raw));
+    Cache c(raw);
+    CUcontext context = nullptr;
+    ASSERT_EQ(cuDevicePrimaryCtxRetain(&context, 0), CUDA_SUCCESS);
+    ASSERT_EQ(cuCtxPushCurrent_v2(context), CUDA_SUCCESS);
+    const kvpages_allocation part = allocation(c, 0);
+    const auto address = reinterpret_cast<CUdeviceptr>(part.data);
+    EXPECT_EQ(cuMemsetD8Async(address, 1, part.size_bytes, nullptr), CUDA_SUCCESS);
+    must(kvpages_cache_resize(c.get(), 1, nullptr, 0));
+    EXPECT_EQ(cuMemsetD8Async(address, 1, 1, nullptr), CUDA_SUCCESS);
+    c.reset();
+    EXPECT_EQ(cuCtxSynchronize(), CUDA_SUCCESS);
+    EXPECT_EQ(cuCtxPopCurrent_v2(nullptr), CUDA_SUCCESS);
+    EXPECT_EQ(cuDevicePrimaryCtxRelease_v2(0), CUDA_SUCCESS);
+}
+
+// A capture elsewhere in the program is not spoilt by taking and giving back memory.
+TEST_F(CudaMemory, ACaptureElsewhereGoesOn) {
+    const Plan p = two_large_tensors(64);
+    CUcontext context = nullptr;
+    CUstream stream = nullptr;
+    ASSERT_EQ(cuDevicePrimaryCtxRetain(&context, 0), CUDA_SUCCESS);
+    ASSERT_EQ(cuCtxPushCurrent_v2(context), CUDA_SUCCESS);
+    ASSERT_EQ(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    for (const Kind& kind : {plain, pinned}) {
+        SCOPED_TRACE(kind.name);
+        ASSERT_EQ(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_GLOBAL), CUDA_SUCCESS);
+        { const Cache c = cache(p, memory(kind)); }
+        CUgraph graph = nullptr;
+        EXPECT_EQ(cuStreamEndCapture(stream, &graph), CUDA_SUCCESS);
+        EXPECT_EQ(cuGraphDestroy(graph), CUDA_SUCCESS);
+    }
+    EXPECT_EQ(cuStreamDestroy_v2(stream), CUDA_SUCCESS);
+    EXPECT_EQ(cuCtxPopCurrent_v2(nullptr), CUDA_SUCCESS);
+    EXPECT_EQ(cuDevicePrimaryCtxRelease_v2(0), CUDA_SUCCESS);
+}
+
+// --- a failure at every call of the driver ---------------------------------------
+
+namespace {
+
+// One step of a scenario after another until one fails; everything is destroyed then.
+struct Run {
+    std::int32_t status = KVPAGES_STATUS_OK;
+    Failure failure;
+    std::uint64_t failed_before_destroying = 0;
+};
+
+// A cache is made, grown and shrunk if it can be, and destroyed.
+Run scenario(const Kind& kind, CUcontext context, const Plan& p) {
+    Run run;
+    const auto step = [&run](std::int32_t status) {
+        if (status != KVPAGES_STATUS_OK) {
+            run.status = status;
+            run.failure = failure_of(status);
+        }
+        return status == KVPAGES_STATUS_OK;
+    };
+    kvpages_memory* raw_memory = nullptr;
+    const bool made = step(try_memory(kind, context, 0, &raw_memory));
+    const Memory from(raw_memory);
+    kvpages_cache* raw_cache = nullptr;
+    const bool grows = (kind.flags & KVPAGES_CUDA_MEMORY_VIRTUAL) != 0;
+    const bool cached = made && step(try_growable(p, from, grows ? 1 : 0, &raw_cache));
+    const Cache c(raw_cache);
+    if (cached && grows && step(kvpages_cache_resize(c.get(), 3, nullptr, 0))) {
+        step(kvpages_cache_resize(c.get(), 2, nullptr, 0));
+    }
+    run.failed_before_destroying = standin_num_failed();
+    return run;
+}
+
+// Calls that may fail without the caller being told: they give something back, or wait for work
+// that failed by itself, or ask for a name.
+bool may_fail_silently(const std::string& function) {
+    static const std::set<std::string> functions = {
+        "cuCtxPopCurrent_v2", "cuCtxSynchronize",    "cuDevicePrimaryCtxRelease_v2",
+        "cuMemAddressFree",   "cuMemFreeHost",       "cuMemFree_v2",
+        "cuMemUnmap",         "cuStreamDestroy_v2",  "cuThreadExchangeStreamCaptureMode",
+        "cuCtxPushCurrent_v2",
+    };
+    return functions.count(function) == 1;
+}
+
+void expect_every_failure_is_told(const Kind& kind, bool lends) {
+    const Plan p = two_large_tensors(3);
+    ASSERT_TRUE(standin_set_granularity_bytes(64 << 10));  // a block, so that each is a piece
+    CUcontext context = nullptr;
+    if (lends) {
+        ASSERT_EQ(cuCtxCreate_v2(&context, 0, 0), CUDA_SUCCESS);
+        ASSERT_EQ(cuCtxPopCurrent_v2(nullptr), CUDA_SUCCESS);
+    }
+    // What is not ours, and what could not be given back.
+    std::size_t known_leaks = lends ? 1 : 0;
+    bool lost = false;
+    const std::uint64_t before = standin_num_calls(nullptr);
+    ASSERT_EQ(scenario(kind, context, p).status, KVPAGES_STATUS_OK);
+    const std::uint64_t num_calls = standin_num_calls(nullptr) - before;
+    ASSERT_GT(num_calls, 15u);
+    for (const int code : {CUDA_ERROR_OUT_OF_MEMORY, CUDA_ERROR_UNKNOWN}) {
+        for (std::uint64_t nth = 1; nth <= num_calls; ++nth) {
+            const std::uint64_t failed = standin_num_failed();
+            ASSERT_TRUE(standin_fail(nullptr, nth, code));
+            const Run run = scenario(kind, context, p);
+            ASSERT_EQ(standin_num_failed(), failed + 1);
+            const std::string function = standin_last_failed();
+            SCOPED_TRACE(std::string(kind.name) + ", call " + std::to_string(nth) + " (" +
+                         function + ") fails with " + std::to_string(code));
+            const bool while_destroying = run.failed_before_destroying == failed;
+            if (run.status == KVPAGES_STATUS_OK) {
+                EXPECT_TRUE(while_destroying || may_fail_silently(function));
+            } else {
+                EXPECT_FALSE(while_destroying);
+                const bool memory_ran_out = run.status == KVPAGES_STATUS_OUT_OF_DEVICE_MEMORY ||
+                                            run.status == KVPAGES_STATUS_OUT_OF_HOST_MEMORY;
+                EXPECT_TRUE(memory_ran_out ? code == CUDA_ERROR_OUT_OF_MEMORY
+                                           : run.status == KVPAGES_STATUS_DEVICE_UNAVAILABLE)
+                    << run.status << " " << run.failure.message;
+                EXPECT_FALSE(run.failure.message.empty());
+                EXPECT_TRUE(memory_ran_out ||
+                            run.failure.message.find(function) != std::string::npos)
+                    << run.failure.message;
+            }
+            EXPECT_EQ(standin_num_violations(), 0u) << standin_describe_violations();
+            CUcontext now = nullptr;
+            EXPECT_EQ(cuCtxGetCurrent(&now), CUDA_SUCCESS);
+            EXPECT_EQ(now, nullptr);
+            // Memory cannot be given back to a context that cannot be entered.
+            if (run.status == KVPAGES_STATUS_OK && function == "cuCtxPushCurrent_v2") {
+                EXPECT_EQ(standin_num_leaks("stream"), 0u);
+                known_leaks = standin_num_leaks(nullptr);
+                lost = true;
+            }
+            ASSERT_EQ(standin_num_leaks(nullptr), known_leaks) << standin_describe_leaks();
+            ASSERT_EQ(scenario(kind, context, p).status, KVPAGES_STATUS_OK);
+        }
+    }
+    if (lends) {
+        EXPECT_EQ(cuCtxDestroy_v2(context), CUDA_SUCCESS);
+    }
+    if (lost) {
+        standin_reset();
+        ASSERT_EQ(cuInit(0), CUDA_SUCCESS);
+    }
+}
+
+}  // namespace
+
+TEST_F(CudaMemory, AFailureAtAnyCallLeavesNothingBehind) {
+    for (const Kind& kind : all_kinds) {
+        expect_every_failure_is_told(kind, false);
+    }
+}
+
+TEST_F(CudaMemory, AFailureAtAnyCallLeavesALentContextAsItWas) {
+    for (const Kind& kind : all_kinds) {
+        expect_every_failure_is_told(kind, true);
+    }
+}
+
+// --- a driver that cannot be used -------------------------------------------------
+
+// The library keeps the driver that it has opened, so each of these is a process of its own.
+TEST(CudaDriverDeathTest, SaysWhyItCannotBeUsed) {
+    GTEST_FLAG_SET(death_test_style, "threadsafe");
+    const auto ask = [](const std::function<void()>& prepare) {
+        prepare();
+        std::uint32_t count = 7;
+        const std::int32_t status = kvpages_device_count(&count);
+        std::cerr << kvpages_status_name(status) << "|" << kvpages_last_error_kind() << "|"
+                  << kvpages_last_error_message() << "|" << count << std::endl;
+        std::exit(0);
+    };
+    EXPECT_EXIT(ask([] { standin_set_driver_version(10020); }), ::testing::ExitedWithCode(0),
+                "DEVICE_UNAVAILABLE.driver_too_old.*CUDA 10.2.*11.0.*.0");
+    EXPECT_EXIT(ask([] { standin_set_num_devices(0); }), ::testing::ExitedWithCode(0),
+                "DEVICE_UNAVAILABLE.no_device.*.0");
+    EXPECT_EXIT(ask([] { standin_fail("cuInit", 1, CUDA_ERROR_UNKNOWN); }),
+                ::testing::ExitedWithCode(0),
+                "DEVICE_UNAVAILABLE.driver_failed.*cuInit.*999.*CUDA_ERROR_UNKNOWN.*.0");
+    EXPECT_EXIT(ask([] { standin_fail("cuInit", 1, CUDA_ERROR_STUB_LIBRARY); }),
+                ::testing::ExitedWithCode(0),
+                "DEVICE_UNAVAILABLE.driver_failed.*CUDA_ERROR_STUB_LIBRARY");
+    EXPECT_EXIT(ask([] {
+                    // A failure is not kept: the next call tries again.
+                    std::uint32_t count = 0;
+                    standin_fail("cuInit", 1, CUDA_ERROR_UNKNOWN);
+                    if (kvpages_device_count(&count) == KVPAGES_STATUS_OK) {
+                        std::exit(1);
+                    }
+                }),
+                ::testing::ExitedWithCode(0), "OK.*.2");
+}

@@ -1,0 +1,102 @@
+/* A stand-in for NVIDIA's driver, on host memory: what tests steer it with.
+ *
+ * The library is called libcuda.so.1, and a program that links it is given it by
+ * dlopen("libcuda.so.1") as well. It has two devices of 1 GiB. Fresh device memory is 0xA5. Kernels
+ * are those of kernels/device.cu, compiled for the host and run thread by thread.
+ *
+ * It is stricter than a driver where a driver would let a mistake pass: device memory ends in guard
+ * bytes and guard pages, freed addresses are never used again, and work that touches memory which
+ * is gone leaves its context with CUDA_ERROR_ILLEGAL_ADDRESS. It does not model real concurrency
+ * of host and device, the compiler of images (any image loads), nor per-thread default streams.
+ *
+ * Every function may be called from any thread. Strings live until the same thread's next call that
+ * returns one. */
+#ifndef KVPAGES_STANDIN_H
+#define KVPAGES_STANDIN_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+#pragma GCC visibility push(default)
+extern "C" {
+#endif
+
+/* Back to the state of a fresh process: every object is gone, every setting is as it was at first.
+ * No other thread may be inside the driver, and no handle may be used afterwards. The calling
+ * thread has no current context then. */
+void standin_reset(void);
+
+/* --- Failures --------------------------------------------------------------------------------- */
+
+/* The nth call from now (1 is the next) of this function, or of any when it is NULL, returns
+ * `code`. A function that gives something back (free, unmap, destroy, pop, release) does so
+ * nevertheless, like a driver that reports an earlier failure there. Failures add up until
+ * standin_fail_nothing. False when there is no such function. */
+bool standin_fail(const char* function, uint64_t nth, int code);
+
+/* Forgets the failures that have not happened. */
+void standin_fail_nothing(void);
+
+/* Failures that have happened since the last reset, and the function that the last one hit (NULL
+ * before there was one). */
+uint64_t standin_num_failed(void);
+const char* standin_last_failed(void);
+
+/* --- What was called -------------------------------------------------------------------------- */
+
+/* Calls of this function, or of all when it is NULL, since the last reset. */
+uint64_t standin_num_calls(const char* function);
+
+/* The functions that this driver has, in the order of their names. */
+size_t standin_num_functions(void);
+const char* standin_function(size_t index);
+
+/* Makes it a driver of another version (1000 for each major and 10 for each minor number), or its
+ * devices others. */
+void standin_set_driver_version(int version);
+void standin_set_num_devices(int count);
+void standin_set_attribute(int device, int attribute, int value);
+void standin_set_total_bytes(int device, uint64_t bytes);
+/* What sizes and addresses of virtual memory are multiples of: 2 MiB at first, a power of two from
+ * 4096 on. Set it before there is any. False for another number. */
+bool standin_set_granularity_bytes(size_t bytes);
+
+/* --- What is alive ---------------------------------------------------------------------------- */
+
+/* Kinds: "device memory", "pinned memory", "reservation", "physical memory", "mapping", "stream",
+ * "event", "module", "graph", "graph exec", "context" (retained or created). NULL counts all.
+ * What a destroyed context still owned is counted too: it was never given back. */
+size_t standin_num_leaks(const char* kind);
+/* One line for each of them; empty when there is none. */
+const char* standin_describe_leaks(void);
+
+/* Bytes of a device that are in use. */
+uint64_t standin_used_bytes(int device);
+
+/* --- How work runs ---------------------------------------------------------------------------- */
+
+/* Deferred: work on streams runs only when something waits for it (synchronisation, an event, a
+ * free), so what is not waited for is seen not to have happened. Setting it back runs all work. */
+void standin_set_deferred(bool deferred);
+/* Operations that wait to be run, on all streams. */
+size_t standin_num_pending(void);
+
+/* Protected: device memory cannot be read or written but by work of the driver, so a host that
+ * touches it faults. */
+void standin_set_protected(bool protect);
+
+/* --- What went wrong -------------------------------------------------------------------------- */
+
+/* Misuse that a driver would not, or only later, report: guard bytes overwritten, work on memory
+ * that is gone. Guard bytes are looked at here, and when the memory is freed. */
+size_t standin_num_violations(void);
+const char* standin_describe_violations(void);
+
+#ifdef __cplusplus
+}
+#pragma GCC visibility pop
+#endif
+
+#endif
