@@ -20,6 +20,22 @@ KVP_FN float magnitude(float value) {
     return bits_as<float>(bits_as<uint32_t>(value) & kMagnitude);
 }
 
+#if defined(__CUDA_ARCH__)
+// A device has one NaN, where x86 keeps the operand's.
+KVP_FN float with_nan(float result, float first, float second) {
+    if (!is_nan(result)) return result;
+    asm volatile("" : "+f"(second));  // else loops are compiled twice, for a scale that is a NaN
+    const float other = is_nan(second) ? second : bits_as<float>(0x80000000u | kInfinity);
+    return bits_as<float>(bits_as<uint32_t>(is_nan(first) ? first : other) | kQuiet);
+}
+#else
+KVP_FN float with_nan(float result, float, float) { return result; }
+#endif
+
+// Of a number and its scale, with the bits that x86 gives a NaN.
+KVP_FN float product(float value, float scale) { return with_nan(value * scale, value, scale); }
+KVP_FN float quotient(float value, float scale) { return with_nan(value / scale, value, scale); }
+
 // The code, without its sign, of a magnitude that is no NaN, in a format of `mantissa_bits` and
 // the exponent bias `bias`. Numbers beyond the format give codes beyond its own.
 template <uint32_t mantissa_bits, uint32_t bias>
