@@ -99,6 +99,16 @@ pub(crate) enum Way {
     Gather,
 }
 
+/// So that a driver finds every part of the image at the multiple that it is at.
+#[repr(C, align(64))]
+struct Aligned<T: ?Sized>(T);
+
+static ALIGNED: &Aligned<[u8]> =
+    &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/kvpages.image")));
+
+/// The kernels, as a driver loads them: PTX and a NUL, or what the build was told to embed.
+pub(crate) static IMAGE: &[u8] = &ALIGNED.0;
+
 // --- names ---------------------------------------------------------------------------------------
 
 /// One kernel for each width of its loads and stores.
