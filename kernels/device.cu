@@ -5,6 +5,7 @@
 // are counted in 64 bits, and numbers below 2^32 divide as fast as if they were of 32.
 #include "device.h"
 #include "device_port.h"
+#include "forms.h"
 
 namespace kvp {
 namespace {
@@ -189,61 +190,130 @@ KVP_DEVICE void gather_strided(const RowBatch& batch) {
     });
 }
 
-// `count` elements of a type, one behind another at a multiple of their size.
-template <typename Type, uint32_t count>
-struct alignas(Type::bytes * count) Elements {
-    byte bytes[Type::bytes * count];
+template <uint64_t bytes>
+struct CodeOf;
+template <>
+struct CodeOf<1> {
+    using Type = uint8_t;
+};
+template <>
+struct CodeOf<2> {
+    using Type = uint16_t;
+};
+template <>
+struct CodeOf<4> {
+    using Type = uint32_t;
 };
 
-// Stores 1 or 4 elements at a time. One may lie anywhere, four at multiples of their size.
-template <typename Row, typename Stored, uint32_t count>
-KVP_DEVICE void write_converted(const RowBatch& batch) {
-    using Form = Converted<Row, Stored>;
-    each_run(batch, [](const Rows& rows, const Run& run) {
-        KVP_ROLLED for (uint64_t i = threadIdx.x; i < run.elements / count; i += blockDim.x) {
-            if constexpr (count == 1) {
-                Form::write(run.row + i * Row::bytes, run.cell + i * rows.content, 1, Stored::bytes,
-                            run.scale);
-            } else {
-                const auto from = reinterpret_cast<const Elements<Row, count>*>(run.row)[i];
-                Elements<Stored, count> to;
-                Form::write(from.bytes, to.bytes, count, Stored::bytes, run.scale);
-                reinterpret_cast<Elements<Stored, count>*>(run.cell)[i] = to;
-            }
+// `count` elements of a type, one behind another at a multiple of their size. Not as bytes, of
+// which each would be one of a device's registers.
+template <typename Type, uint32_t count>
+struct alignas(Type::bytes * count) Elements {
+    typename CodeOf<Type::bytes>::Type codes[count];
+
+    KVP_DEVICE byte* bytes() { return reinterpret_cast<byte*>(codes); }
+    KVP_DEVICE const byte* bytes() const { return reinterpret_cast<const byte*>(codes); }
+};
+
+// Four elements at a time, at multiples of their size.
+template <typename Row, typename Stored>
+KVP_DEVICE void write_fours(const RowBatch& batch) {
+    each_run(batch, [](const Rows&, const Run& run) {
+        const auto* from = reinterpret_cast<const Elements<Row, 4>*>(run.row);
+        auto* to = reinterpret_cast<Elements<Stored, 4>*>(run.cell);
+        KVP_ROLLED for (uint64_t i = threadIdx.x; i < run.elements / 4; i += blockDim.x) {
+            const Elements<Row, 4> given = from[i];
+            Elements<Stored, 4> stored;
+            Converted<Row, Stored>::write(given.bytes(), stored.bytes(), 4, Stored::bytes,
+                                          run.scale);
+            to[i] = stored;
         }
     });
 }
 
-template <typename Row, typename Stored, uint32_t count>
+template <typename Row, typename Stored>
+KVP_DEVICE void gather_fours(const RowBatch& batch) {
+    each_run(batch, [](const Rows&, const Run& run) {
+        const auto* from = reinterpret_cast<const Elements<Stored, 4>*>(run.cell);
+        auto* to = reinterpret_cast<Elements<Row, 4>*>(run.row);
+        KVP_ROLLED for (uint64_t i = threadIdx.x; i < run.elements / 4; i += blockDim.x) {
+            const Elements<Stored, 4> stored = from[i];
+            Elements<Row, 4> given;
+            Converted<Row, Stored>::read(given.bytes(), stored.bytes(), 4, Stored::bytes,
+                                         run.scale);
+            to[i] = given;
+        }
+    });
+}
+
+// Calls `body` with how a type is stored. A thread for each element, or for each key and value.
+// These kernels know all forms: there would be many of them, most of which nobody runs.
+template <typename Row, typename Body>
+KVP_DEVICE void with_converted(uint32_t form, Body body) {
+    switch (form) {
+        case kF32: body(Converted<Row, F32>{}, F32::bytes); break;
+        case kF16: body(Converted<Row, F16>{}, F16::bytes); break;
+        case kBf16: body(Converted<Row, Bf16>{}, Bf16::bytes); break;
+        case kF8E4m3: body(Converted<Row, F8E4m3>{}, F8E4m3::bytes); break;
+        case kF8E5m2: body(Converted<Row, F8E5m2>{}, F8E5m2::bytes); break;
+        default: break;
+    }
+}
+
+template <typename Row, typename Body>
+KVP_DEVICE void with_scaled(uint32_t form, Body body) {
+    switch (form) {
+        case kScaledE4m3: body(ScaledFloat<Row, F8E4m3>{}); break;
+        case kScaledE5m2: body(ScaledFloat<Row, F8E5m2>{}); break;
+        case kScaledInt8: body(ScaledInt8<Row>{}); break;
+        case kScaledInt4: body(ScaledInt4<Row>{}); break;
+        default: break;
+    }
+}
+
+// One element at a time, which may lie anywhere.
+template <typename Row>
+KVP_DEVICE void write_converted(const RowBatch& batch) {
+    each_run(batch, [form = batch.form](const Rows& rows, const Run& run) {
+        KVP_ROLLED for (uint64_t i = threadIdx.x; i < run.elements; i += blockDim.x) {
+            const byte* from = run.row + i * Row::bytes;
+            byte* to = run.cell + i * rows.content;
+            with_converted<Row>(form, [&](auto how, uint64_t element) {
+                how.write(from, to, 1, element, run.scale);
+            });
+        }
+    });
+}
+
+template <typename Row>
 KVP_DEVICE void gather_converted(const RowBatch& batch) {
-    using Form = Converted<Row, Stored>;
-    each_run(batch, [](const Rows& rows, const Run& run) {
-        KVP_ROLLED for (uint64_t i = threadIdx.x; i < run.elements / count; i += blockDim.x) {
-            if constexpr (count == 1) {
-                Form::read(run.row + i * Row::bytes, run.cell + i * rows.content, 1, Stored::bytes,
-                           run.scale);
-            } else {
-                const auto from = reinterpret_cast<const Elements<Stored, count>*>(run.cell)[i];
-                Elements<Row, count> to;
-                Form::read(to.bytes, from.bytes, count, Stored::bytes, run.scale);
-                reinterpret_cast<Elements<Row, count>*>(run.row)[i] = to;
-            }
+    each_run(batch, [form = batch.form](const Rows& rows, const Run& run) {
+        KVP_ROLLED for (uint64_t i = threadIdx.x; i < run.elements; i += blockDim.x) {
+            const byte* from = run.cell + i * rows.content;
+            byte* to = run.row + i * Row::bytes;
+            with_converted<Row>(form, [&](auto how, uint64_t element) {
+                how.read(to, from, 1, element, run.scale);
+            });
         }
     });
 }
 
 // A thread for each key and value, which need their largest number first.
-template <typename Form>
+template <typename Row>
 KVP_DEVICE void write_scaled(const RowBatch& batch) {
-    each_run(batch, [](const Rows& rows, const Run& run) {
-        Form::write(run.row, run.cell, run.elements, rows.content, run.scale);
+    each_run(batch, [form = batch.form](const Rows& rows, const Run& run) {
+        with_scaled<Row>(form, [&](auto how) {
+            how.write(run.row, run.cell, run.elements, rows.content, run.scale);
+        });
     });
 }
 
-template <typename Form>
+template <typename Row>
 KVP_DEVICE void gather_scaled(const RowBatch& batch) {
-    each_run(batch, [](const Rows& rows, const Run& run) {
-        Form::read(run.row, run.cell, run.elements, rows.content, run.scale);
+    each_run(batch, [form = batch.form](const Rows& rows, const Run& run) {
+        with_scaled<Row>(form, [&](auto how) {
+            how.read(run.row, run.cell, run.elements, rows.content, run.scale);
+        });
     });
 }
 
@@ -281,28 +351,19 @@ KVP_DEVICE void gather_packed_latent(const RowBatch& batch) {
     KVP_KERNEL(kvpages_##name##_v4, argument, kvp::body<uint32_t>)        \
     KVP_KERNEL(kvpages_##name##_v1, argument, kvp::body<kvp::byte>)
 
-#define KVP_CONVERTED(name, Row, Stored)                                                       \
-    KVP_KERNEL(kvpages_write_##name##_x1, kvp::RowBatch,                                       \
-               (kvp::write_converted<kvp::Row, kvp::Stored, 1>))                               \
-    KVP_KERNEL(kvpages_write_##name##_x4, kvp::RowBatch,                                       \
-               (kvp::write_converted<kvp::Row, kvp::Stored, 4>))                               \
-    KVP_KERNEL(kvpages_gather_##name##_x1, kvp::RowBatch,                                      \
-               (kvp::gather_converted<kvp::Row, kvp::Stored, 1>))                              \
-    KVP_KERNEL(kvpages_gather_##name##_x4, kvp::RowBatch,                                      \
-               (kvp::gather_converted<kvp::Row, kvp::Stored, 4>))
+#define KVP_FOURS(name, Row, Stored)                                                          \
+    KVP_KERNEL(kvpages_write_##name, kvp::RowBatch, (kvp::write_fours<kvp::Row, kvp::Stored>)) \
+    KVP_KERNEL(kvpages_gather_##name, kvp::RowBatch, (kvp::gather_fours<kvp::Row, kvp::Stored>))
 
-#define KVP_SCALED(name, ...)                                                                  \
-    KVP_KERNEL(kvpages_write_##name, kvp::RowBatch, (kvp::write_scaled<kvp::__VA_ARGS__>))     \
-    KVP_KERNEL(kvpages_gather_##name, kvp::RowBatch, (kvp::gather_scaled<kvp::__VA_ARGS__>))
-
-#define KVP_SCALED_ROWS(name, Row)                                                             \
-    KVP_SCALED(name##_scaled_e4m3, ScaledFloat<kvp::Row, kvp::F8E4m3>)                         \
-    KVP_SCALED(name##_scaled_e5m2, ScaledFloat<kvp::Row, kvp::F8E5m2>)                         \
-    KVP_SCALED(name##_scaled_int8, ScaledInt8<kvp::Row>)                                       \
-    KVP_SCALED(name##_scaled_int4, ScaledInt4<kvp::Row>)                                       \
-    KVP_KERNEL(kvpages_write_##name##_packed_latent, kvp::RowBatch,                            \
-               kvp::write_packed_latent<kvp::Row>)                                             \
-    KVP_KERNEL(kvpages_gather_##name##_packed_latent, kvp::RowBatch,                           \
+#define KVP_ROWS(name, Row)                                                                \
+    KVP_KERNEL(kvpages_write_##name##_converted, kvp::RowBatch, kvp::write_converted<kvp::Row>) \
+    KVP_KERNEL(kvpages_gather_##name##_converted, kvp::RowBatch,                           \
+               kvp::gather_converted<kvp::Row>)                                            \
+    KVP_KERNEL(kvpages_write_##name##_scaled, kvp::RowBatch, kvp::write_scaled<kvp::Row>)  \
+    KVP_KERNEL(kvpages_gather_##name##_scaled, kvp::RowBatch, kvp::gather_scaled<kvp::Row>) \
+    KVP_KERNEL(kvpages_write_##name##_packed_latent, kvp::RowBatch,                        \
+               kvp::write_packed_latent<kvp::Row>)                                         \
+    KVP_KERNEL(kvpages_gather_##name##_packed_latent, kvp::RowBatch,                       \
                kvp::gather_packed_latent<kvp::Row>)
 
 KVP_WIDTHS(zero, kvp::BlockList, zero)
@@ -312,18 +373,18 @@ KVP_WIDTHS(write_same, kvp::RowBatch, write_same)
 KVP_WIDTHS(gather_same, kvp::RowBatch, gather_same)
 KVP_KERNEL(kvpages_write_same_strided, kvp::RowBatch, kvp::write_strided)
 KVP_KERNEL(kvpages_gather_same_strided, kvp::RowBatch, kvp::gather_strided)
-KVP_CONVERTED(f32_f16, F32, F16)
-KVP_CONVERTED(f32_bf16, F32, Bf16)
-KVP_CONVERTED(f32_e4m3, F32, F8E4m3)
-KVP_CONVERTED(f32_e5m2, F32, F8E5m2)
-KVP_CONVERTED(f16_f32, F16, F32)
-KVP_CONVERTED(f16_bf16, F16, Bf16)
-KVP_CONVERTED(f16_e4m3, F16, F8E4m3)
-KVP_CONVERTED(f16_e5m2, F16, F8E5m2)
-KVP_CONVERTED(bf16_f32, Bf16, F32)
-KVP_CONVERTED(bf16_f16, Bf16, F16)
-KVP_CONVERTED(bf16_e4m3, Bf16, F8E4m3)
-KVP_CONVERTED(bf16_e5m2, Bf16, F8E5m2)
-KVP_SCALED_ROWS(f32, F32)
-KVP_SCALED_ROWS(f16, F16)
-KVP_SCALED_ROWS(bf16, Bf16)
+KVP_FOURS(f32_f16, F32, F16)
+KVP_FOURS(f32_bf16, F32, Bf16)
+KVP_FOURS(f32_e4m3, F32, F8E4m3)
+KVP_FOURS(f32_e5m2, F32, F8E5m2)
+KVP_FOURS(f16_f32, F16, F32)
+KVP_FOURS(f16_bf16, F16, Bf16)
+KVP_FOURS(f16_e4m3, F16, F8E4m3)
+KVP_FOURS(f16_e5m2, F16, F8E5m2)
+KVP_FOURS(bf16_f32, Bf16, F32)
+KVP_FOURS(bf16_f16, Bf16, F16)
+KVP_FOURS(bf16_e4m3, Bf16, F8E4m3)
+KVP_FOURS(bf16_e5m2, Bf16, F8E5m2)
+KVP_ROWS(f32, F32)
+KVP_ROWS(f16, F16)
+KVP_ROWS(bf16, Bf16)

@@ -45,6 +45,8 @@ struct RowBatch {
     uint64_t num_slots;  // rows of slots from here on mean no token
     uint32_t num_layers;
     uint32_t units;  // of a row: how many pieces of work it is in the layer that has the most
+    uint32_t form;   // a Form, for kernels that know several
+    uint32_t unused;
     Rows layers[kMaxLayers];
 };
 
@@ -65,8 +67,9 @@ static_assert(offsetof(RowBatch, slots) == 0);
 static_assert(offsetof(RowBatch, num_slots) == 32);
 static_assert(offsetof(RowBatch, num_layers) == 40);
 static_assert(offsetof(RowBatch, units) == 44);
-static_assert(offsetof(RowBatch, layers) == 48);
-static_assert(sizeof(RowBatch) == 3504);
+static_assert(offsetof(RowBatch, form) == 48);
+static_assert(offsetof(RowBatch, layers) == 56);
+static_assert(sizeof(RowBatch) == 3512);
 static_assert(sizeof(BlockList) <= kArgumentBytes);
 static_assert(sizeof(MoveList) <= kArgumentBytes);
 static_assert(sizeof(RowBatch) <= kArgumentBytes);

@@ -408,6 +408,7 @@ void compare_rows(const Shape& shape, const std::string& suffix) {
     batch.slots = slots_of(device);
     batch.num_slots = num_slots;
     batch.num_layers = static_cast<uint32_t>(layers.size());
+    batch.form = shape.form.number;
     for (size_t i = 0; i < layers.size(); ++i) {
         const kvp::Rows& rows = batch.layers[i] = layers[i].rows[device];
         const uint64_t parts = rows.value_elements == 0 ? 1 : 2;
@@ -459,8 +460,8 @@ TEST(DeviceKernels, ConvertedRowsAsTheHost) {
             if (std::string(type.name) == form.name) continue;
             const std::string name = std::string(type.name) + "_" + form.name;
             for (int round = 0; round < 60; ++round) {
-                compare_rows({form, type, 1, 1, 1, coin()}, name + "_x1");
-                compare_rows({form, type, 4 * type.bytes, 4 * form.bytes, 4, true}, name + "_x4");
+                compare_rows({form, type, 1, 1, 1, coin()}, type.name + std::string("_converted"));
+                compare_rows({form, type, 4 * type.bytes, 4 * form.bytes, 4, true}, name);
             }
         }
     }
@@ -471,7 +472,7 @@ TEST(DeviceKernels, ScaledRowsAsTheHost) {
         for (const FormOf& form : scaled) {
             for (int round = 0; round < 60; ++round) {
                 compare_rows({form, type, 1, 1, 2, true},
-                             std::string(type.name) + "_" + form.name);
+                             std::string(type.name) + "_scaled");
             }
         }
     }
@@ -560,17 +561,20 @@ TEST(DeviceKernels, RowsMoreThan4GiBApart) {
     const int64_t slots[] = {3, 0};
     struct Case {
         const char* name;
+        uint32_t form;
         uint64_t element;
     };
-    for (const Case& c : {Case{"same_v16", 4}, Case{"same_v4", 4}, Case{"same_v1", 4},
-                          Case{"same_strided", 4}, Case{"f32_bf16_x1", 2}, Case{"f32_bf16_x4", 2},
-                          Case{"f32_scaled_int8", 1}}) {
+    for (const Case& c :
+         {Case{"same_v16", 0, 4}, Case{"same_v4", 0, 4}, Case{"same_v1", 0, 4},
+          Case{"same_strided", 0, 4}, Case{"f32_converted", 3, 2}, Case{"f32_bf16", 3, 2},
+          Case{"f32_scaled", 8, 1}}) {
         rows.element = rows.content = c.element;
         kvp::RowBatch batch{};
         batch.slots = {slots, nullptr, 2, 2};
         batch.num_slots = 4;
         batch.num_layers = 1;
         batch.units = 4;
+        batch.form = c.form;
         batch.layers[0] = rows;
         const uint32_t lanes = c.element == 1 ? 1 : 4;
         const auto row = [&](uint64_t token, uint64_t head, bool is_value) {
@@ -601,8 +605,7 @@ TEST(DeviceKernels, RowsMoreThan4GiBApart) {
         kvp::Rows check = rows;
         const kvp::Slots told{slots, nullptr, 2, 2};
         each([](byte* to, float) { std::memset(to, 0, 64); });
-        const uint32_t form = c.element == 4 ? 0 : c.element == 2 ? 3 : 8;
-        kvpages_host_gather(form, 0, &check, &told);
+        kvpages_host_gather(c.form, 0, &check, &told);
         each([&](const byte* from, float value) {
             EXPECT_NEAR(kvp::F32::get(from), value, 0.01f) << c.name;
         });
