@@ -20,6 +20,22 @@ KVP_FN float magnitude(float value) {
     return bits_as<float>(bits_as<uint32_t>(value) & kMagnitude);
 }
 
+#if defined(__CUDA_ARCH__)
+// A device has one NaN, where x86 keeps the operand's.
+KVP_FN float with_nan(float result, float first, float second) {
+    if (!is_nan(result)) return result;
+    asm volatile("" : "+f"(second));  // else loops are compiled twice, for a scale that is a NaN
+    const float other = is_nan(second) ? second : bits_as<float>(0x80000000u | kInfinity);
+    return bits_as<float>(bits_as<uint32_t>(is_nan(first) ? first : other) | kQuiet);
+}
+#else
+KVP_FN float with_nan(float result, float, float) { return result; }
+#endif
+
+// Of a number and its scale, with the bits that x86 gives a NaN.
+KVP_FN float product(float value, float scale) { return with_nan(value * scale, value, scale); }
+KVP_FN float quotient(float value, float scale) { return with_nan(value / scale, value, scale); }
+
 // The code, without its sign, of a magnitude that is no NaN, in a format of `mantissa_bits` and
 // the exponent bias `bias`. Numbers beyond the format give codes beyond its own.
 template <uint32_t mantissa_bits, uint32_t bias>
@@ -29,12 +45,12 @@ KVP_FN uint32_t encode_magnitude(uint32_t bits) {
     // Adding 2^(23 + the exponent of the last subnormal bit) leaves the rounded count of those
     // bits in the mantissa.
     constexpr uint32_t magic = (128u - bias + dropped) << 23u;
-    if (bits < smallest_normal) {
-        return bits_as<uint32_t>(bits_as<float>(bits) + bits_as<float>(magic)) - magic;
-    }
+    const float sum = bits_as<float>(bits) + bits_as<float>(magic);
+    const uint32_t subnormal = bits_as<uint32_t>(sum) - magic;
     const uint32_t odd = (bits >> dropped) & 1u;
     const uint32_t rounded = bits + ((1u << (dropped - 1u)) - 1u) + odd;
-    return (rounded >> dropped) - ((127u - bias) << mantissa_bits);
+    const uint32_t normal = (rounded >> dropped) - ((127u - bias) << mantissa_bits);
+    return bits < smallest_normal ? subnormal : normal;
 }
 
 struct F32 {
@@ -51,16 +67,14 @@ struct F16 {
     static KVP_FN float decode(uint32_t code) {
         const uint32_t sign = (code & 0x8000u) << 16u;
         const uint32_t rest = code & 0x7fffu;
-        if (rest >= 0x7c00u) {
-            const uint32_t mantissa = (rest & 0x3ffu) << 13u;
-            return bits_as<float>(sign | kInfinity | mantissa | (mantissa != 0 ? kQuiet : 0u));
-        }
-        if (rest < 0x400u) {
-            // 2^-24 is what the last bit of a subnormal counts.
-            const float value = static_cast<float>(rest) * 5.9604644775390625e-8f;
-            return bits_as<float>(sign | bits_as<uint32_t>(value));
-        }
-        return bits_as<float>(sign | ((rest << 13u) + (112u << 23u)));
+        // 2^-24 is what the last bit of a subnormal counts.
+        const float subnormal = static_cast<float>(rest) * 5.9604644775390625e-8f;
+        const uint32_t quiet = rest > 0x7c00u ? kQuiet : 0u;
+        const uint32_t special = kInfinity | (rest & 0x3ffu) << 13u | quiet;
+        uint32_t bits = (rest << 13u) + (112u << 23u);
+        bits = rest < 0x400u ? bits_as<uint32_t>(subnormal) : bits;
+        bits = rest >= 0x7c00u ? special : bits;
+        return bits_as<float>(sign | bits);
     }
 
     static KVP_FN uint16_t encode(float value) {
@@ -111,14 +125,11 @@ struct F8E4m3 {
     static KVP_FN float decode(uint32_t code) {
         const uint32_t sign = (code & 0x80u) << 24u;
         const uint32_t rest = code & 0x7fu;
-        if (rest == 0x7fu) {
-            return bits_as<float>(sign | kInfinity | kQuiet);
-        }
-        if (rest < 8u) {
-            const float value = static_cast<float>(rest) * 0.001953125f;
-            return bits_as<float>(sign | bits_as<uint32_t>(value));
-        }
-        return bits_as<float>(sign | ((rest << 20u) + (120u << 23u)));
+        const float subnormal = static_cast<float>(rest) * 0.001953125f;
+        uint32_t bits = (rest << 20u) + (120u << 23u);
+        bits = rest < 8u ? bits_as<uint32_t>(subnormal) : bits;
+        bits = rest == 0x7fu ? kInfinity | kQuiet : bits;
+        return bits_as<float>(sign | bits);
     }
 
     static KVP_FN byte encode(float value) {

@@ -1,6 +1,7 @@
 // The bodies on the host: each index space as loops, and the types chosen once for a call.
 #include "blocks.h"
 #include "convert.h"
+#include "forms.h"
 #include "rows.h"
 #include "tables.h"
 
@@ -10,22 +11,6 @@
 
 namespace kvp {
 namespace {
-
-// Numbers that src/ops/kernel.rs gives too.
-enum RowType : uint32_t { kRowF32 = 0, kRowF16 = 1, kRowBf16 = 2 };
-enum Form : uint32_t {
-    kSame = 0,
-    kF32 = 1,
-    kF16 = 2,
-    kBf16 = 3,
-    kF8E4m3 = 4,
-    kF8E5m2 = 5,
-    kScaledE4m3 = 6,
-    kScaledE5m2 = 7,
-    kScaledInt8 = 8,
-    kScaledInt4 = 9,
-    kPackedLatent = 10,
-};
 
 // Both sides say where each field is, and neither compiles when it is elsewhere.
 static_assert(offsetof(Piece, data) == 0);

@@ -15,6 +15,15 @@
 #define KVP_FN inline
 #endif
 
+// How often a loop's body stands in a kernel. On the host the compiler knows best.
+#if defined(__CUDA_ARCH__)
+#define KVP_ROLLED _Pragma("unroll 1")
+#define KVP_UNROLLED _Pragma("unroll")
+#else
+#define KVP_ROLLED
+#define KVP_UNROLLED
+#endif
+
 namespace kvp {
 
 using byte = unsigned char;

@@ -46,8 +46,9 @@ KVP_FN int64_t slot_of(const Slots& slots, uint64_t row) {
     if (slots.slots != nullptr) {
         return slots.slots[row];
     }
-    const uint64_t in_block = row % slots.block_slots;
-    const auto block = static_cast<uint64_t>(slots.blocks[row / slots.block_slots]);
+    const uint64_t entry = row / slots.block_slots;
+    const uint64_t in_block = row - entry * slots.block_slots;
+    const auto block = static_cast<uint64_t>(slots.blocks[entry]);
     return static_cast<int64_t>(block * slots.block_slots + in_block);
 }
 
@@ -80,8 +81,8 @@ struct Same {
             copy(to, from, elements * element);
             return;
         }
-        for (uint64_t i = 0; i < elements; ++i) {
-            for (uint64_t b = 0; b < element; ++b) {
+        KVP_ROLLED for (uint64_t i = 0; i < elements; ++i) {
+            KVP_ROLLED for (uint64_t b = 0; b < element; ++b) {
                 to[i * to_step + b] = from[i * from_step + b];
             }
         }
@@ -125,7 +126,7 @@ struct Converted {
                             float scale) {
         for (uint64_t i = 0; i < elements; ++i) {
             const float value = Stored::get(cell + i * content);
-            Row::put(row + i * Row::bytes, Stored::is_scaled ? value * scale : value);
+            Row::put(row + i * Row::bytes, Stored::is_scaled ? product(value, scale) : value);
         }
     }
 
@@ -134,7 +135,7 @@ private:
                            float scale) {
         for (uint64_t i = 0; i < elements; ++i) {
             const float value = Row::get(row + i * Row::bytes);
-            Stored::put(cell + i * content, Stored::is_scaled ? value / scale : value);
+            Stored::put(cell + i * content, Stored::is_scaled ? quotient(value, scale) : value);
         }
     }
 };
@@ -144,7 +145,7 @@ template <typename Row>
 KVP_FN float largest_of(const byte* row, uint64_t elements, bool* has_nan) {
     float largest = 0.0f;
     *has_nan = false;
-    for (uint64_t i = 0; i < elements; ++i) {
+    KVP_ROLLED for (uint64_t i = 0; i < elements; ++i) {
         const float value = magnitude(Row::get(row + i * Row::bytes));
         *has_nan = *has_nan || is_nan(value);
         largest = value > largest ? value : largest;
@@ -160,15 +161,15 @@ struct ScaledFloat {
         const float scale = largest_of<Row>(row, elements, &has_nan) / Stored::largest;
         // A scale of 0 means that there are only zeros, or numbers too small to have one.
         const float divisor = scale > 0.0f ? scale : 1.0f;
-        for (uint64_t i = 0; i < elements; ++i) {
-            cell[i] = Stored::encode(Row::get(row + i * Row::bytes) / divisor);
+        KVP_ROLLED for (uint64_t i = 0; i < elements; ++i) {
+            cell[i] = Stored::encode(quotient(Row::get(row + i * Row::bytes), divisor));
         }
         store(cell + elements, scale);
     }
     static KVP_FN void read(byte* row, const byte* cell, uint64_t elements, uint64_t, float) {
         const float scale = load<float>(cell + elements);
-        for (uint64_t i = 0; i < elements; ++i) {
-            Row::put(row + i * Row::bytes, Stored::decode(cell[i]) * scale);
+        KVP_ROLLED for (uint64_t i = 0; i < elements; ++i) {
+            Row::put(row + i * Row::bytes, product(Stored::decode(cell[i]), scale));
         }
     }
 };
@@ -180,7 +181,7 @@ struct ScaledInt8 {
         bool has_nan = false;
         float scale = largest_of<Row>(row, elements, &has_nan) / 127.0f;
         scale = has_nan ? bits_as<float>(kInfinity | kQuiet) : scale;
-        for (uint64_t i = 0; i < elements; ++i) {
+        KVP_ROLLED for (uint64_t i = 0; i < elements; ++i) {
             const float value = Row::get(row + i * Row::bytes);
             cell[i] = static_cast<byte>(quantise(value, scale, 127.0f));
         }
@@ -188,9 +189,9 @@ struct ScaledInt8 {
     }
     static KVP_FN void read(byte* row, const byte* cell, uint64_t elements, uint64_t, float) {
         const float scale = load<float>(cell + elements);
-        for (uint64_t i = 0; i < elements; ++i) {
+        KVP_ROLLED for (uint64_t i = 0; i < elements; ++i) {
             const auto code = static_cast<int8_t>(cell[i]);
-            Row::put(row + i * Row::bytes, static_cast<float>(code) * scale);
+            Row::put(row + i * Row::bytes, product(static_cast<float>(code), scale));
         }
     }
 };
@@ -202,7 +203,7 @@ struct ScaledInt4 {
         bool has_nan = false;
         float scale = largest_of<Row>(row, elements, &has_nan) / 7.0f;
         scale = has_nan ? bits_as<float>(kInfinity | kQuiet) : scale;
-        for (uint64_t i = 0; i < elements / 2; ++i) {
+        KVP_ROLLED for (uint64_t i = 0; i < elements / 2; ++i) {
             const byte* pair = row + 2 * i * Row::bytes;
             const int32_t low = quantise(Row::get(pair), scale, 7.0f);
             const int32_t high = quantise(Row::get(pair + Row::bytes), scale, 7.0f);
@@ -212,10 +213,10 @@ struct ScaledInt4 {
     }
     static KVP_FN void read(byte* row, const byte* cell, uint64_t elements, uint64_t, float) {
         const float scale = load<float>(cell + elements / 2);
-        for (uint64_t i = 0; i < elements / 2; ++i) {
+        KVP_ROLLED for (uint64_t i = 0; i < elements / 2; ++i) {
             byte* pair = row + 2 * i * Row::bytes;
-            Row::put(pair, sign_extended(cell[i] & 15) * scale);
-            Row::put(pair + Row::bytes, sign_extended(cell[i] >> 4) * scale);
+            Row::put(pair, product(sign_extended(cell[i] & 15), scale));
+            Row::put(pair + Row::bytes, product(sign_extended(cell[i] >> 4), scale));
         }
     }
 
@@ -286,28 +287,43 @@ constexpr uint64_t kRopeElements = 64;
 template <typename Row>
 struct PackedLatent {
     static KVP_FN void write(const Rows& rows, byte* cell, uint64_t row) {
-        const byte* latent = rows.keys + row * rows.key_token;
-        for (uint64_t tile = 0; tile < kTiles; ++tile) {
-            const byte* from = latent + tile * kTile * Row::bytes;
-            bool has_nan = false;
-            const float scale = largest_of<Row>(from, kTile, &has_nan) / F8E4m3::largest;
-            const float divisor = scale > 0.0f ? scale : 1.0f;
-            for (uint64_t i = 0; i < kTile; ++i) {
-                cell[tile * kTile + i] = F8E4m3::encode(Row::get(from + i * Row::bytes) / divisor);
-            }
-            store(cell + kTileScales + tile * 4, scale);
-        }
-        const byte* rope = rows.values + row * rows.value_token;
-        Converted<Row, Bf16>::write(rope, cell + kRope, kRopeElements, Bf16::bytes, 1.0f);
+        KVP_ROLLED for (uint64_t tile = 0; tile < kTiles; ++tile) write_tile(rows, cell, row, tile);
+        write_rope(rows, cell, row);
     }
-    static KVP_FN void read(const Rows& rows, const byte* cell, uint64_t row) {
-        byte* latent = rows.keys + row * rows.key_token;
-        for (uint64_t i = 0; i < kTiles * kTile; ++i) {
-            const float scale = load<float>(cell + kTileScales + i / kTile * 4);
-            Row::put(latent + i * Row::bytes, F8E4m3::decode(cell[i]) * scale);
+    static KVP_FN void write_tile(const Rows& rows, byte* cell, uint64_t row, uint64_t tile) {
+        const byte* from = rows.keys + row * rows.key_token + tile * kTile * Row::bytes;
+        bool has_nan = false;
+        const float scale = largest_of<Row>(from, kTile, &has_nan) / F8E4m3::largest;
+        const float divisor = scale > 0.0f ? scale : 1.0f;
+        KVP_ROLLED for (uint64_t i = 0; i < kTile; ++i) {
+            const float value = quotient(Row::get(from + i * Row::bytes), divisor);
+            cell[tile * kTile + i] = F8E4m3::encode(value);
         }
+        store(cell + kTileScales + tile * 4, scale);
+    }
+    static KVP_FN void write_rope(const Rows& rows, byte* cell, uint64_t row) {
+        const byte* rope = rows.values + row * rows.value_token;
+        KVP_ROLLED for (uint64_t i = 0; i < kRopeElements; ++i) {
+            Bf16::put(cell + kRope + i * Bf16::bytes, Row::get(rope + i * Row::bytes));
+        }
+    }
+
+    static KVP_FN void read(const Rows& rows, const byte* cell, uint64_t row) {
+        KVP_ROLLED for (uint64_t tile = 0; tile < kTiles; ++tile) read_tile(rows, cell, row, tile);
+        read_rope(rows, cell, row);
+    }
+    static KVP_FN void read_tile(const Rows& rows, const byte* cell, uint64_t row, uint64_t tile) {
+        byte* to = rows.keys + row * rows.key_token + tile * kTile * Row::bytes;
+        const float scale = load<float>(cell + kTileScales + tile * 4);
+        KVP_ROLLED for (uint64_t i = 0; i < kTile; ++i) {
+            Row::put(to + i * Row::bytes, product(F8E4m3::decode(cell[tile * kTile + i]), scale));
+        }
+    }
+    static KVP_FN void read_rope(const Rows& rows, const byte* cell, uint64_t row) {
         byte* rope = rows.values + row * rows.value_token;
-        Converted<Row, Bf16>::read(rope, cell + kRope, kRopeElements, Bf16::bytes, 1.0f);
+        KVP_ROLLED for (uint64_t i = 0; i < kRopeElements; ++i) {
+            Row::put(rope + i * Row::bytes, Bf16::get(cell + kRope + i * Bf16::bytes));
+        }
     }
 };
 
