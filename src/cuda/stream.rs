@@ -55,7 +55,7 @@ impl Stream {
 impl Drop for Stream {
     /// The driver finishes what was put on it.
     fn drop(&mut self) {
-        if let Ok(entered) = self.context.enter() {
+        if let Ok(entered) = self.context.enter_to_release() {
             let _ = call!(entered.driver(), cuStreamDestroy_v2(self.handle.0));
         }
     }
@@ -89,7 +89,7 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        if let Ok(entered) = self.context.enter() {
+        if let Ok(entered) = self.context.enter_to_release() {
             let _ = call!(entered.driver(), cuEventDestroy_v2(self.handle));
         }
     }

@@ -178,8 +178,8 @@ unsafe impl Backing for CudaVirtual {
     }
 
     unsafe fn decommit(&self, data: NonNull<u8>, bytes: usize) -> Result<(), MemoryError> {
-        let entered = self.context.enter()?;
-        let _beside = entered.beside_captures()?;
+        let entered = self.context.enter_to_release()?;
+        let _beside = entered.beside_captures();
         // Unlike cuMemFree, cuMemUnmap does not wait for work that may still use the memory. When
         // waiting fails, that work has failed too.
         let _ = entered.synchronise_all();
@@ -197,7 +197,7 @@ unsafe impl Backing for CudaVirtual {
     }
 
     unsafe fn unreserve(&self, data: NonNull<u8>, bytes: usize) {
-        if let Ok(entered) = self.context.enter() {
+        if let Ok(entered) = self.context.enter_to_release() {
             let _beside = entered.beside_captures();
             // SAFETY: the caller's contract.
             let _ = unsafe { entered.unreserve(address(data), bytes) };
