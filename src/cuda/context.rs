@@ -95,6 +95,12 @@ impl Context {
         self.handle.cast()
     }
 
+    /// [`enter`](Self::enter) to give something back. What fails once is tried again, since nobody
+    /// else will give it back.
+    pub fn enter_to_release(&self) -> Result<Entered<'_>, CudaError> {
+        self.enter().or_else(|_| self.enter())
+    }
+
     /// Makes the context current on this thread until the guard is dropped; then the one that was
     /// current before is so again.
     pub fn enter(&self) -> Result<Entered<'_>, CudaError> {
@@ -119,7 +125,7 @@ impl Drop for Context {
         let modules = self.modules.get_mut();
         let modules = std::mem::take(modules.unwrap_or_else(PoisonError::into_inner));
         if !modules.is_empty()
-            && let Ok(entered) = self.enter()
+            && let Ok(entered) = self.enter_to_release()
         {
             entered.unload(modules);
         }
@@ -179,7 +185,13 @@ pub struct BesideCaptures<'e> {
 
 impl Drop for BesideCaptures<'_> {
     fn drop(&mut self) {
-        let driver = self.entered.driver();
-        let _ = call!(driver, cuThreadExchangeStreamCaptureMode(&mut self.before));
+        // The mode is the caller's, so one failure is not taken for an answer.
+        for _ in 0..2 {
+            let mut mode = self.before;
+            let driver = self.entered.driver();
+            if call!(driver, cuThreadExchangeStreamCaptureMode(&mut mode)).is_ok() {
+                return;
+            }
+        }
     }
 }

@@ -114,12 +114,21 @@ pub(super) use call;
 impl Driver {
     /// The driver of this machine, ready for use. A failure is not kept: the next call tries again.
     pub(super) fn get() -> Result<&'static Driver, CudaError> {
-        static READY: OnceLock<Driver> = OnceLock::new();
-        if let Some(driver) = READY.get() {
-            return Ok(driver);
+        static LOADED: OnceLock<Driver> = OnceLock::new();
+        let driver = match LOADED.get() {
+            Some(driver) => driver,
+            None => {
+                let driver = Driver::open()?;
+                LOADED.get_or_init(|| driver)
+            }
+        };
+        // Asked for a second time this does nothing, and costs next to nothing.
+        match call!(driver, cuInit(0)) {
+            Err(CudaError::DriverFailed { code, .. }) if code == NO_DEVICE => {
+                Err(CudaError::NoDevice)
+            }
+            other => other.map(|()| driver),
         }
-        let driver = Driver::open()?;
-        Ok(READY.get_or_init(|| driver))
     }
 
     fn open() -> Result<Driver, CudaError> {
@@ -132,13 +141,7 @@ impl Driver {
             Driver::check_version(&library).and_then(|version| Driver::look_up(&library, version));
         // A driver has threads of its own and stays loaded, even one that we cannot use.
         std::mem::forget(library);
-        let driver = driver?;
-        match call!(&driver, cuInit(0)) {
-            Err(CudaError::DriverFailed { code, .. }) if code == NO_DEVICE => {
-                Err(CudaError::NoDevice)
-            }
-            other => other.map(|()| driver),
-        }
+        driver
     }
 
     /// An old driver lacks functions, so its age is asked for before they are looked up.

@@ -320,7 +320,7 @@ impl DeviceBuffer {
 impl Drop for DeviceBuffer {
     /// The driver waits for work that uses the memory.
     fn drop(&mut self) {
-        if let Ok(entered) = self.context.enter() {
+        if let Ok(entered) = self.context.enter_to_release() {
             let _beside = entered.beside_captures();
             // SAFETY: whoever owned the buffer does not use its memory any more.
             let _ = unsafe { entered.free(self.address) };
@@ -369,7 +369,7 @@ impl PinnedBuffer {
 
 impl Drop for PinnedBuffer {
     fn drop(&mut self) {
-        if let Ok(entered) = self.context.enter() {
+        if let Ok(entered) = self.context.enter_to_release() {
             let _beside = entered.beside_captures();
             // SAFETY: whoever owned the buffer does not use its memory any more.
             let _ = unsafe { entered.free_pinned(self.data) };

@@ -178,7 +178,7 @@ unsafe impl Backing for CudaVirtual {
     }
 
     unsafe fn decommit(&self, data: NonNull<u8>, bytes: usize) -> Result<(), MemoryError> {
-        let entered = self.context.enter()?;
+        let entered = self.context.enter_to_release()?;
         // What is to go goes, beside captures or not.
         let _beside = entered.beside_captures();
         // Unlike cuMemFree, cuMemUnmap does not wait for work that may still use the memory. When
@@ -198,7 +198,7 @@ unsafe impl Backing for CudaVirtual {
     }
 
     unsafe fn unreserve(&self, data: NonNull<u8>, bytes: usize) {
-        if let Ok(entered) = self.context.enter() {
+        if let Ok(entered) = self.context.enter_to_release() {
             let _beside = entered.beside_captures();
             // SAFETY: the caller's contract.
             let _ = unsafe { entered.unreserve(address(data), bytes) };
