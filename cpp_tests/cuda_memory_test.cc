@@ -374,6 +374,7 @@ void expect_every_failure_is_told(const Kind& kind, bool lends) {
     // What is not ours, and what could not be given back.
     std::size_t known_leaks = lends ? 1 : 0;
     bool lost = false;
+    ASSERT_EQ(scenario(kind, context, p).status, KVPAGES_STATUS_OK);  // opens the driver
     const std::uint64_t before = standin_num_calls(nullptr);
     ASSERT_EQ(scenario(kind, context, p).status, KVPAGES_STATUS_OK);
     const std::uint64_t num_calls = standin_num_calls(nullptr) - before;

@@ -246,7 +246,7 @@ TEST(Growable, OperationsSeeTheSizeAtOnce) {
     must(kvpages_ops_create(c.get(), &config, &raw));
     const Ops ops(raw);
     const std::int32_t block = 4;
-    const auto zero = [&] { return kvpages_ops_zero_blocks(ops.get(), &block, 1, nullptr); };
+    const auto zero = [&] { return kvpages_ops_zero_blocks(ops.get(), &block, 1, nullptr, nullptr); };
     EXPECT_TRUE(fails(zero(), KVPAGES_STATUS_INVALID_ARGUMENT, "block_id_out_of_range",
                       {"block id 4", "4 blocks"}));
     resize(c, 5);

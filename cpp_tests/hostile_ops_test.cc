@@ -97,13 +97,13 @@ void expect_refused_by_ops(const std::vector<CachesCase>& cases) {
     expect_refused<Caches>(caches, cases, bytes_of_caches);
     // And what is right still works.
     const kvpages_block_copy swap[]{{0, 1}, {1, 0}};
-    must(kvpages_ops_copy_blocks(caches.ops.get(), swap, 2, nullptr, 3));
-    must(kvpages_ops_zero_blocks(caches.ops.get(), Ids{2, 0, 1}.data(), 3, nullptr));
+    must(kvpages_ops_copy_blocks(caches.ops.get(), swap, 2, nullptr, 3, nullptr));
+    must(kvpages_ops_zero_blocks(caches.ops.get(), Ids{2, 0, 1}.data(), 3, nullptr, nullptr));
 }
 
 std::function<std::int32_t(Caches&)> zero(const Ids& ids) {
     return [=](Caches& c) {
-        return kvpages_ops_zero_blocks(c.ops.get(), ids.data(), ids.size(), nullptr);
+        return kvpages_ops_zero_blocks(c.ops.get(), ids.data(), ids.size(), nullptr, nullptr);
     };
 }
 
@@ -111,7 +111,7 @@ std::function<std::int32_t(Caches&)> copy(const std::vector<kvpages_block_copy>&
                                           std::uint64_t num_blocks = 0) {
     return [=](Caches& c) {
         return kvpages_ops_copy_blocks(c.ops.get(), copies.data(), copies.size(), nullptr,
-                                       num_blocks);
+                                       num_blocks, nullptr);
     };
 }
 
@@ -179,19 +179,19 @@ TEST(HostileOps, BlocksToZeroAndCopy) {
         {"most blocks", kInvalid, "copy_not_multiple_of_blocks", {"3 blocks"},
          copy({}, UINT64_MAX)},
         {"zero NULL", kNull, "null_argument", {"block_ids"},
-         [](Caches& c) { return kvpages_ops_zero_blocks(c.ops.get(), nullptr, 1, nullptr); }},
+         [](Caches& c) { return kvpages_ops_zero_blocks(c.ops.get(), nullptr, 1, nullptr, nullptr); }},
         {"zero odd", kInvalid, "misaligned_pointer", {"block_ids"},
-         [](Caches& c) { return kvpages_ops_zero_blocks(c.ops.get(), odd(ids), 1, nullptr); }},
+         [](Caches& c) { return kvpages_ops_zero_blocks(c.ops.get(), odd(ids), 1, nullptr, nullptr); }},
         {"zero past memory", kInvalid, "overflow", {"block_ids"},
-         [](Caches& c) { return kvpages_ops_zero_blocks(c.ops.get(), ids, SIZE_MAX, nullptr); }},
+         [](Caches& c) { return kvpages_ops_zero_blocks(c.ops.get(), ids, SIZE_MAX, nullptr, nullptr); }},
         {"copy odd", kInvalid, "misaligned_pointer", {"copies"},
          [](Caches& c) {
              const auto* odd_copies = reinterpret_cast<const kvpages_block_copy*>(odd(ids));
-             return kvpages_ops_copy_blocks(c.ops.get(), odd_copies, 1, nullptr, 0);
+             return kvpages_ops_copy_blocks(c.ops.get(), odd_copies, 1, nullptr, 0, nullptr);
          }},
         {"too many", kInvalid, "too_many_block_ids", {"1"},
          [](Caches& c) {
-             return kvpages_ops_zero_blocks(c.made(1).get(), Ids{0, 1}.data(), 2, nullptr);
+             return kvpages_ops_zero_blocks(c.made(1).get(), Ids{0, 1}.data(), 2, nullptr, nullptr);
          }},
     };
     for (const std::int32_t id : {-1, 3, kMin32, kMax32}) {
@@ -206,7 +206,7 @@ TEST(HostileOps, BlocksToZeroAndCopy) {
         cases.push_back({name, status, kind, words, [spoil](Caches& c) {
                              kvpages_block_selection chosen = KVPAGES_BLOCK_SELECTION_INIT;
                              spoil(chosen);
-                             return kvpages_ops_zero_blocks(c.ops.get(), ids, 1, &chosen);
+                             return kvpages_ops_zero_blocks(c.ops.get(), ids, 1, &chosen, nullptr);
                          }});
     };
     selection("group 5", kNotFound, "not_found", {"group 5", "5 groups"}, [](auto& s) {
@@ -318,11 +318,11 @@ TEST(HostileOps, WhatOperationsTake) {
     kvpages_ops* o = c.ops.get();
     const Bytes before = bytes_of_caches(c);
     // Nothing, a block onto itself, only pads, and scales that are not used.
-    must(kvpages_ops_zero_blocks(o, nullptr, 0, nullptr));
-    must(kvpages_ops_copy_blocks(o, nullptr, 0, nullptr, 0));
+    must(kvpages_ops_zero_blocks(o, nullptr, 0, nullptr, nullptr));
+    must(kvpages_ops_copy_blocks(o, nullptr, 0, nullptr, 0, nullptr));
     must(copy({{1, 1}, {0, 0}, {2, 2}}, 3)(c));
     const kvpages_block_selection none = KVPAGES_BLOCK_SELECTION_INIT;
-    must(kvpages_ops_zero_blocks(o, Ids{0, 1, 2}.data(), 3, &none));
+    must(kvpages_ops_zero_blocks(o, Ids{0, 1, 2}.data(), 3, &none, nullptr));
     kvpages_kv_rows rows{};
     rows.keys = rows.values = c.rows.data();
     rows.key_scale = std::numeric_limits<float>::quiet_NaN();

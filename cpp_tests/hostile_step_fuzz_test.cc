@@ -475,7 +475,7 @@ bool zero(Random& random, Pages& pages, std::int32_t* status) {
         const auto end = ids.begin() + static_cast<std::ptrdiff_t>(i);
         is_good = is_good && is_block(ids[i]) && std::find(ids.begin(), end, ids[i]) == end;
     }
-    *status = kvpages_ops_zero_blocks(pages.ops.get(), ids.data(), ids.size(), chosen.pointer);
+    *status = kvpages_ops_zero_blocks(pages.ops.get(), ids.data(), ids.size(), chosen.pointer, nullptr);
     for (std::size_t t = 0; t < 2 && is_good; ++t) {
         for (const std::int32_t id : ids) {
             if (!chosen.tensors[t]) continue;
@@ -503,7 +503,7 @@ bool copy(Random& random, Pages& pages, std::int32_t* status) {
     const auto told = random.one_in(4) ? random.number<std::uint64_t>(kBlocks + 1) : kBlocks;
     is_good = is_good && (told == kBlocks || told == 0);
     *status = kvpages_ops_copy_blocks(pages.ops.get(), copies.data(), copies.size(),
-                                      chosen.pointer, told);
+                                      chosen.pointer, told, nullptr);
     for (std::size_t t = 0; t < 2 && is_good; ++t) {
         const Floats before = pages.model[t];
         for (const kvpages_block_copy& each : copies) {

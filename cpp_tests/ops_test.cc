@@ -32,12 +32,12 @@ Ops ops(const Cache& cache, std::uint64_t max_block_ids = 0) {
 }
 
 std::int32_t zero(const Ops& ops, const Ids& ids, const kvpages_block_selection* chosen = nullptr) {
-    return kvpages_ops_zero_blocks(ops.get(), ids.data(), ids.size(), chosen);
+    return kvpages_ops_zero_blocks(ops.get(), ids.data(), ids.size(), chosen, nullptr);
 }
 
 std::int32_t copy(const Ops& ops, const std::vector<kvpages_block_copy>& copies,
                   const kvpages_block_selection* chosen = nullptr, std::uint64_t num_blocks = 0) {
-    return kvpages_ops_copy_blocks(ops.get(), copies.data(), copies.size(), chosen, num_blocks);
+    return kvpages_ops_copy_blocks(ops.get(), copies.data(), copies.size(), chosen, num_blocks, nullptr);
 }
 
 // All bytes of a cache, one allocation after another.
@@ -454,8 +454,8 @@ TEST(CasesCopy, Z13_NothingAliasesAndSeveralBuffers) {
     const Ops o = ops(c);
     const Bytes before = filled(c);
     must(copy(o, {}));
-    must(kvpages_ops_copy_blocks(o.get(), nullptr, 0, nullptr, 0));
-    must(kvpages_ops_zero_blocks(o.get(), nullptr, 0, nullptr));
+    must(kvpages_ops_copy_blocks(o.get(), nullptr, 0, nullptr, 0, nullptr));
+    must(kvpages_ops_zero_blocks(o.get(), nullptr, 0, nullptr, nullptr));
     const std::vector<std::size_t> nobody;
     const kvpages_block_selection none = layers(nobody);
     must(copy(o, {{0, 1}}, &none));
@@ -887,12 +887,12 @@ TEST(OpsHostile, Handles) {
     for (const std::int32_t status :
          {kvpages_ops_create(nullptr, &config, &raw), kvpages_ops_create(h.c.get(), nullptr, &raw),
           kvpages_ops_create(h.c.get(), &config, nullptr),
-          kvpages_ops_zero_blocks(nullptr, nullptr, 0, nullptr),
-          kvpages_ops_copy_blocks(nullptr, nullptr, 0, nullptr, 0),
+          kvpages_ops_zero_blocks(nullptr, nullptr, 0, nullptr, nullptr),
+          kvpages_ops_copy_blocks(nullptr, nullptr, 0, nullptr, 0, nullptr),
           kvpages_ops_write_kv(nullptr, nullptr), kvpages_ops_gather_kv(nullptr, nullptr),
           kvpages_ops_write_kv(h.o.get(), nullptr), kvpages_ops_gather_kv(h.o.get(), nullptr),
-          kvpages_ops_zero_blocks(h.o.get(), nullptr, 1, nullptr),
-          kvpages_ops_copy_blocks(h.o.get(), nullptr, 1, nullptr, 0)}) {
+          kvpages_ops_zero_blocks(h.o.get(), nullptr, 1, nullptr, nullptr),
+          kvpages_ops_copy_blocks(h.o.get(), nullptr, 1, nullptr, 0, nullptr)}) {
         EXPECT_EQ(status, KVPAGES_STATUS_NULL_ARGUMENT);
     }
     config.struct_size = 8;

@@ -23,7 +23,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("cuda", &["num"]),
     ("memory", &["num", "cuda"]),
     ("view", &["num", "dtype", "spec", "backend"]),
-    ("ops", &["num", "dtype", "spec", "view", "kernels"]),
+    ("ops", &["num", "cuda", "dtype", "spec", "view", "kernels"]),
     (
         "cache",
         &[

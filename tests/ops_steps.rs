@@ -147,14 +147,27 @@ fn calls_that_succeed_allocate_nothing() {
 
         let before = TAKEN.get();
         for _ in 0..3 {
-            must(kvpages_ops_zero_blocks(ops, ids.as_ptr(), 3, ptr::null()));
-            must(kvpages_ops_zero_blocks(ops, ids.as_ptr(), 3, &selection));
+            must(kvpages_ops_zero_blocks(
+                ops,
+                ids.as_ptr(),
+                3,
+                ptr::null(),
+                ptr::null_mut(),
+            ));
+            must(kvpages_ops_zero_blocks(
+                ops,
+                ids.as_ptr(),
+                3,
+                &selection,
+                ptr::null_mut(),
+            ));
             must(kvpages_ops_copy_blocks(
                 ops,
                 copies.as_ptr(),
                 6,
                 ptr::null(),
                 0,
+                ptr::null_mut(),
             ));
             must(kvpages_ops_copy_blocks(
                 ops,
@@ -162,6 +175,7 @@ fn calls_that_succeed_allocate_nothing() {
                 6,
                 &selection,
                 0,
+                ptr::null_mut(),
             ));
             must(kvpages_ops_write_kv(ops, &write));
             must(kvpages_ops_gather_kv(ops, &gather));
@@ -170,7 +184,7 @@ fn calls_that_succeed_allocate_nothing() {
         assert_eq!(room[..8], [0.5; 8]);
         // The count counts.
         assert_ne!(
-            kvpages_ops_zero_blocks(ops, [-1].as_ptr(), 1, ptr::null()),
+            kvpages_ops_zero_blocks(ops, [-1].as_ptr(), 1, ptr::null(), ptr::null_mut()),
             kvpages_status::Ok
         );
         assert!(TAKEN.get() > before);

@@ -36,7 +36,7 @@ Json run_copying(const Json& input) {
         throw Inexpressible("num_blocks of 0 is not told");
     }
     check(kvpages_ops_copy_blocks(ops.get(), copies.data(), copies.size(), &selection,
-                                  num_blocks));
+                                  num_blocks, nullptr));
     outcome["sha256_after"] = hashes(cache.handle.get());
     return outcome;
 }

@@ -48,7 +48,7 @@ Json run_zeroing(const Json& input) {
     for (const Json& list : input.at("zero")) {
         const auto ids = list.get<std::vector<std::int32_t>>();
         check(kvpages_ops_zero_blocks(ops.get(), ids.data(), ids.size(),
-                                      all ? nullptr : &selection));
+                                      all ? nullptr : &selection, nullptr));
     }
     return {{"sha256", hashes(cache.handle.get())}};
 }

@@ -764,8 +764,17 @@ typedef struct kvpages_model kvpages_model;
  * What calls need is taken when it is made: a call that succeeds allocates
  * nothing and takes no lock. Calls that take it as const may run concurrently,
  * also with those of another kvpages_ops, as long as they do not touch the same
- * slots; the others must have it for themselves. A call returns when its work is
- * done, and what it refuses it refuses before it touches anything.
+ * slots; the others must have it for themselves. What a call refuses it refuses
+ * before it touches anything.
+ *
+ * In host memory a call returns when its work is done. In a device's it puts the
+ * work on the caller's stream and returns: it waits for nothing, allocates nothing
+ * on the device, and may be captured into a graph, which then holds the blocks and
+ * addresses of the call. Rows, slots and block ids to gather are the device's then
+ * and must stay until the stream is done; slots are not looked at by the host, and
+ * rows of slots that are out of range are skipped. Ids to zero and pairs to copy
+ * are always the host's, and are not needed after the call. When a device fails
+ * half way, what it did stays.
  */
 typedef struct kvpages_ops kvpages_ops;
 
@@ -3075,8 +3084,7 @@ typedef struct kvpages_ops_config {
      */
     uint64_t max_block_ids;
     /**
-     * Calls that may be under way on the device at once. At least 1; host memory
-     * needs no more.
+     * Calls that may be under way at once. At least 1; nothing needs more yet.
      */
     uint64_t max_concurrency;
 } kvpages_ops_config;
@@ -3220,11 +3228,16 @@ typedef struct kvpages_kv_write {
      * KVPAGES_DTYPE_F8_E5M2. 0 is the former.
      */
     uint32_t fp8_format;
+    /**
+     * The CUstream on which it is done; NULL for the default stream. Not used for
+     * host memory.
+     */
+    void *stream;
 } kvpages_kv_write;
 
 /** kvpages_kv_write with struct_size set and all else zero. */
 #define KVPAGES_KV_WRITE_INIT {sizeof(kvpages_kv_write), NULL, 0, NULL, 0, \
-    0, 0}
+    0, 0, NULL}
 
 /**
  * Room for rows that are read. As kvpages_kv_rows. Frozen.
@@ -3318,11 +3331,16 @@ typedef struct kvpages_kv_gather {
      * KVPAGES_DTYPE_F8_E5M2. 0 is the former.
      */
     uint32_t fp8_format;
+    /**
+     * The CUstream on which it is done; NULL for the default stream. Not used for
+     * host memory.
+     */
+    void *stream;
 } kvpages_kv_gather;
 
 /** kvpages_kv_gather with struct_size set and all else zero. */
 #define KVPAGES_KV_GATHER_INIT {sizeof(kvpages_kv_gather), NULL, 0, NULL, 0, \
-    NULL, 0, 0, 0}
+    NULL, 0, 0, 0, NULL}
 
 #ifdef __cplusplus
 extern "C" {
@@ -4991,11 +5009,13 @@ kvpages_status kvpages_tables_map_dummies(struct kvpages_tables *tables);
  * When the cache is resized, its operations know: a block that has no memory is out
  * of range.
  *
- * @param cache     Borrowed. Not NULL. Its memory is the host's.
+ * @param cache     Borrowed. Not NULL. For one in a device's memory its kernels are
+ *                  loaded now, which may compile them and take a second.
  * @param config    Borrowed. Not NULL.
  * @param[out] out  Owned by the caller: kvpages_ops_destroy(). NULL on failure.
  * @retval KVPAGES_STATUS_OUT_OF_HOST_MEMORY  There is no room for the scratch.
- * @retval KVPAGES_STATUS_UNSUPPORTED  The cache lies in a device's memory.
+ * @retval KVPAGES_STATUS_DEVICE_UNAVAILABLE  The driver failed, or cannot load the
+ *         kernels.
  */
 KVPAGES_API
 KVPAGES_MUST_USE
@@ -5021,6 +5041,8 @@ KVPAGES_API void kvpages_ops_destroy(struct kvpages_ops *ops);
  *                       NULL when num_block_ids is 0.
  * @param num_block_ids  Blocks listed.
  * @param selection      Borrowed. NULL for all layers; struct_size set.
+ * @param stream         The CUstream on which it is done; NULL for the default
+ *                       stream. Not used for host memory.
  * @retval KVPAGES_STATUS_INVALID_ARGUMENT  An id is out of range (kind
  *         "block_id_out_of_range") or listed twice ("duplicate_block_id"), or
  *         there are more than max_block_ids ("too_many_block_ids").
@@ -5031,7 +5053,8 @@ KVPAGES_MUST_USE
 kvpages_status kvpages_ops_zero_blocks(struct kvpages_ops *ops,
                                        const int32_t *block_ids,
                                        size_t num_block_ids,
-                                       const struct kvpages_block_selection *selection);
+                                       const struct kvpages_block_selection *selection,
+                                       void *stream);
 
 /**
  * Copies blocks in the layers chosen, as if all were read before any is written:
@@ -5043,6 +5066,8 @@ kvpages_status kvpages_ops_zero_blocks(struct kvpages_ops *ops,
  * @param selection   Borrowed. NULL for all layers; struct_size set.
  * @param num_blocks  Blocks that the caller believes the cache to have; 0 to leave
  *                    that out.
+ * @param stream      The CUstream on which it is done; NULL for the default
+ *                    stream. Not used for host memory.
  * @retval KVPAGES_STATUS_INVALID_ARGUMENT  An id is out of range (kind
  *         "block_id_out_of_range"), a block is the target of two copies
  *         ("duplicate_block_id"), there are more pairs than max_block_ids
@@ -5056,7 +5081,8 @@ kvpages_status kvpages_ops_copy_blocks(struct kvpages_ops *ops,
                                        const struct kvpages_block_copy *copies,
                                        size_t num_copies,
                                        const struct kvpages_block_selection *selection,
-                                       uint64_t num_blocks);
+                                       uint64_t num_blocks,
+                                       void *stream);
 
 /**
  * Stores rows of tokens in the slots of one or many layers.

@@ -218,11 +218,13 @@ public:
     template <std::size_t size>
     Span(T (&array)[size]) noexcept : Span(array, size) {}
     /// All of a vector, or what else has data() and size(). Not the contents: they must outlive the
-    /// span.
+    /// span. A temporary lives as long as the call that it is an argument of.
     template <typename Container,
               typename Element = std::remove_pointer_t<decltype(std::declval<Container&>().data())>,
-              typename = std::enable_if_t<std::is_convertible_v<Element (*)[], T (*)[]>>>
-    Span(Container& container) noexcept : Span(container.data(), container.size()) {}
+              typename = std::enable_if_t<std::is_convertible_v<Element (*)[], T (*)[]> &&
+                                          (std::is_const_v<T> ||
+                                           std::is_lvalue_reference_v<Container>)>>
+    Span(Container&& container) noexcept : Span(container.data(), container.size()) {}
 
     T* data() const noexcept { return data_; }
     std::size_t size() const noexcept { return size_; }
@@ -1257,7 +1259,8 @@ inline kvpages_kv_rows kv_rows(std::size_t layer, const void* keys, const void* 
 }
 
 /// Operations on the blocks of one cache: zero and copy blocks, store rows of tokens and read them.
-/// It keeps the cache's memory. What calls need is taken when it is made.
+/// It keeps the cache's memory. What calls need is taken when it is made. `stream` is the CUstream
+/// that does it in a device's memory, where rows and slots are the device's; see kvpages_ops.
 class Ops {
 public:
     /// `max_block_ids` bounds the ids of one call; 0 stands for all blocks.
@@ -1272,38 +1275,40 @@ public:
     }
 
     /// Clears blocks in every layer.
-    void zero_blocks(Span<const std::int32_t> ids) {
-        check(kvpages_ops_zero_blocks(get(), ids.data(), ids.size(), nullptr));
+    void zero_blocks(Span<const std::int32_t> ids, void* stream = nullptr) {
+        check(kvpages_ops_zero_blocks(get(), ids.data(), ids.size(), nullptr, stream));
     }
 
     /// Clears blocks in the layers chosen.
-    void zero_blocks(Span<const std::int32_t> ids, const kvpages_block_selection& selection) {
-        check(kvpages_ops_zero_blocks(get(), ids.data(), ids.size(), &selection));
+    void zero_blocks(Span<const std::int32_t> ids, const kvpages_block_selection& selection,
+                     void* stream = nullptr) {
+        check(kvpages_ops_zero_blocks(get(), ids.data(), ids.size(), &selection, stream));
     }
 
     /// Clears blocks in the layers of some groups.
-    void zero_blocks_of(Span<const std::uint64_t> groups, Span<const std::int32_t> ids) {
+    void zero_blocks_of(Span<const std::uint64_t> groups, Span<const std::int32_t> ids,
+                        void* stream = nullptr) {
         kvpages_block_selection selection = KVPAGES_BLOCK_SELECTION_INIT;
         selection.groups = groups.data();
         selection.num_groups = groups.size();
-        zero_blocks(ids, selection);
+        zero_blocks(ids, selection, stream);
     }
 
     /// Copies blocks in every layer, as if all were read before any is written.
-    void copy_blocks(Span<const kvpages_block_copy> copies) {
-        check(kvpages_ops_copy_blocks(get(), copies.data(), copies.size(), nullptr, 0));
+    void copy_blocks(Span<const kvpages_block_copy> copies, void* stream = nullptr) {
+        check(kvpages_ops_copy_blocks(get(), copies.data(), copies.size(), nullptr, 0, stream));
     }
 
     /// Copies blocks in the layers chosen.
     void copy_blocks(Span<const kvpages_block_copy> copies,
-                     const kvpages_block_selection& selection) {
-        check(kvpages_ops_copy_blocks(get(), copies.data(), copies.size(), &selection, 0));
+                     const kvpages_block_selection& selection, void* stream = nullptr) {
+        check(kvpages_ops_copy_blocks(get(), copies.data(), copies.size(), &selection, 0, stream));
     }
 
     /// Stores rows of `dtype` in the slots of layers of one group; slot -1 is skipped. `fp8` says
     /// which fp8 layers of plain bytes hold, e4m3fn when it is not set.
     void write(Span<const kvpages_kv_rows> layers, Span<const std::int64_t> slots, Dtype dtype,
-               std::optional<Dtype> fp8 = std::nullopt) const {
+               std::optional<Dtype> fp8 = std::nullopt, void* stream = nullptr) const {
         kvpages_kv_write write = KVPAGES_KV_WRITE_INIT;
         write.layers = layers.data();
         write.num_layers = layers.size();
@@ -1311,30 +1316,33 @@ public:
         write.num_slots = slots.size();
         write.dtype = static_cast<std::uint32_t>(dtype);
         write.fp8_format = fp8 ? static_cast<std::uint32_t>(*fp8) : 0;
+        write.stream = stream;
         check(kvpages_ops_write_kv(get(), &write));
     }
 
     /// As above, for one layer, as models compute them.
     void write(const kvpages_kv_rows& layer, Span<const std::int64_t> slots, Dtype dtype,
-               std::optional<Dtype> fp8 = std::nullopt) const {
-        write({&layer, 1}, slots, dtype, fp8);
+               std::optional<Dtype> fp8 = std::nullopt, void* stream = nullptr) const {
+        write({&layer, 1}, slots, dtype, fp8, stream);
     }
 
     /// Reads rows of `dtype` from the slots of layers of one group; slot -1 is skipped.
     void gather(Span<const kvpages_kv_rows_out> layers, Span<const std::int64_t> slots,
-                Dtype dtype, std::optional<Dtype> fp8 = std::nullopt) const {
+                Dtype dtype, std::optional<Dtype> fp8 = std::nullopt, void* stream = nullptr) const {
         kvpages_kv_gather gather = gather_of(layers, dtype, fp8);
         gather.slots = slots.data();
         gather.num_slots = slots.size();
+        gather.stream = stream;
         check(kvpages_ops_gather_kv(get(), &gather));
     }
 
     /// Reads rows of `dtype` from all slots of some blocks, one block after another.
     void gather_blocks(Span<const kvpages_kv_rows_out> layers, Span<const std::int32_t> ids,
-                       Dtype dtype, std::optional<Dtype> fp8 = std::nullopt) const {
+                       Dtype dtype, std::optional<Dtype> fp8 = std::nullopt, void* stream = nullptr) const {
         kvpages_kv_gather gather = gather_of(layers, dtype, fp8);
         gather.block_ids = ids.data();
         gather.num_block_ids = ids.size();
+        gather.stream = stream;
         check(kvpages_ops_gather_kv(get(), &gather));
     }
 

@@ -1,7 +1,7 @@
 //! What comes in as pointers: checked once, here.
 
 use std::ffi::{CStr, c_char};
-use std::slice;
+use std::{ptr, slice};
 
 use super::status::Failure;
 
@@ -73,6 +73,15 @@ pub(super) unsafe fn array<'a, T>(
     check_array(data, count, name)?;
     // SAFETY: the caller's contract, and the pointer and the size were checked.
     Ok(unsafe { slice::from_raw_parts(data, count) })
+}
+
+/// An array that may lie where the host cannot read.
+pub(super) fn address<T>(data: *const T, count: usize, name: &str) -> Result<*const [T], Failure> {
+    if count == 0 {
+        return Ok(&[] as *const [T]);
+    }
+    check_array(data, count, name)?;
+    Ok(ptr::slice_from_raw_parts(data, count))
 }
 
 /// An array to fill.

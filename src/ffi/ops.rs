@@ -10,6 +10,7 @@ use super::handle::{self, Handle, opaque};
 use super::input;
 use super::status::{Failure, kvpages_status};
 use crate::cache::Cache;
+use crate::cuda::StreamRef;
 use crate::dtype::Dtype;
 use crate::memory::Place;
 use crate::ops::{
@@ -22,8 +23,17 @@ use crate::ops::{
 /// What calls need is taken when it is made: a call that succeeds allocates
 /// nothing and takes no lock. Calls that take it as const may run concurrently,
 /// also with those of another kvpages_ops, as long as they do not touch the same
-/// slots; the others must have it for themselves. A call returns when its work is
-/// done, and what it refuses it refuses before it touches anything.
+/// slots; the others must have it for themselves. What a call refuses it refuses
+/// before it touches anything.
+///
+/// In host memory a call returns when its work is done. In a device's it puts the
+/// work on the caller's stream and returns: it waits for nothing, allocates nothing
+/// on the device, and may be captured into a graph, which then holds the blocks and
+/// addresses of the call. Rows, slots and block ids to gather are the device's then
+/// and must stay until the stream is done; slots are not looked at by the host, and
+/// rows of slots that are out of range are skipped. Ids to zero and pairs to copy
+/// are always the host's, and are not needed after the call. When a device fails
+/// half way, what it did stays.
 pub struct kvpages_ops(Handle<OpsHandle>);
 opaque!(kvpages_ops, OpsHandle, "ops");
 
@@ -42,8 +52,7 @@ pub struct kvpages_ops_config {
     /// Most block ids, or pairs of them, in one call; 0 for all blocks of the
     /// cache.
     pub max_block_ids: u64,
-    /// Calls that may be under way on the device at once. At least 1; host memory
-    /// needs no more.
+    /// Calls that may be under way at once. At least 1; nothing needs more yet.
     pub max_concurrency: u64,
 }
 extensible!(kvpages_ops_config, max_concurrency: u64);
@@ -162,8 +171,11 @@ pub struct kvpages_kv_write {
     /// Which fp8 layers of plain bytes hold: KVPAGES_DTYPE_F8_E4M3FN or
     /// KVPAGES_DTYPE_F8_E5M2. 0 is the former.
     pub fp8_format: u32,
+    /// The CUstream on which it is done; NULL for the default stream. Not used for
+    /// host memory.
+    pub stream: *mut c_void,
 }
-extensible!(kvpages_kv_write, fp8_format: u32);
+extensible!(kvpages_kv_write, stream: *mut c_void);
 
 /// Rows to read.
 #[repr(C)]
@@ -190,8 +202,11 @@ pub struct kvpages_kv_gather {
     /// Which fp8 layers of plain bytes hold: KVPAGES_DTYPE_F8_E4M3FN or
     /// KVPAGES_DTYPE_F8_E5M2. 0 is the former.
     pub fp8_format: u32,
+    /// The CUstream on which it is done; NULL for the default stream. Not used for
+    /// host memory.
+    pub stream: *mut c_void,
 }
-extensible!(kvpages_kv_gather, fp8_format: u32);
+extensible!(kvpages_kv_gather, stream: *mut c_void);
 
 /// Prepares operations on a cache. They keep its memory, also when the cache is
 /// destroyed first.
@@ -199,11 +214,13 @@ extensible!(kvpages_kv_gather, fp8_format: u32);
 /// When the cache is resized, its operations know: a block that has no memory is out
 /// of range.
 ///
-/// @param cache     Borrowed. Not NULL. Its memory is the host's.
+/// @param cache     Borrowed. Not NULL. For one in a device's memory its kernels are
+///                  loaded now, which may compile them and take a second.
 /// @param config    Borrowed. Not NULL.
 /// @param[out] out  Owned by the caller: kvpages_ops_destroy(). NULL on failure.
 /// @retval KVPAGES_STATUS_OUT_OF_HOST_MEMORY  There is no room for the scratch.
-/// @retval KVPAGES_STATUS_UNSUPPORTED  The cache lies in a device's memory.
+/// @retval KVPAGES_STATUS_DEVICE_UNAVAILABLE  The driver failed, or cannot load the
+///         kernels.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvpages_ops_create(
@@ -217,15 +234,6 @@ pub unsafe extern "C" fn kvpages_ops_create(
         // SAFETY: the caller's contract.
         let (cache, config) = unsafe { (handle::shared(cache)?, extensible::read(config)?) };
         let cache = Arc::clone(cache.cache());
-        if let Place::Cuda(context) = cache.place() {
-            return Err(Failure::unsupported(
-                "ops_on_device",
-                format!(
-                    "the cache lies in the memory of CUDA device {}; operations work in host memory",
-                    context.ordinal()
-                ),
-            ));
-        }
         let ops = operations(&cache, &config)?;
         *out = handle::give(OpsHandle { ops, _cache: cache });
         Ok(())
@@ -276,6 +284,10 @@ fn operations(cache: &Cache, config: &kvpages_ops_config) -> Result<Ops, Failure
     let config = OpsConfig {
         num_blocks: blueprint.num_blocks(),
         present_blocks: Arc::clone(cache.present_blocks()),
+        device: match cache.place() {
+            Place::Host => None,
+            Place::Cuda(context) => Some(Arc::clone(context)),
+        },
         num_groups: blueprint.num_groups(),
         max_block_ids: config.max_block_ids,
         max_concurrency: config.max_concurrency,
@@ -303,6 +315,8 @@ pub unsafe extern "C" fn kvpages_ops_destroy(ops: *mut kvpages_ops) {
 ///                       NULL when num_block_ids is 0.
 /// @param num_block_ids  Blocks listed.
 /// @param selection      Borrowed. NULL for all layers; struct_size set.
+/// @param stream         The CUstream on which it is done; NULL for the default
+///                       stream. Not used for host memory.
 /// @retval KVPAGES_STATUS_INVALID_ARGUMENT  An id is out of range (kind
 ///         "block_id_out_of_range") or listed twice ("duplicate_block_id"), or
 ///         there are more than max_block_ids ("too_many_block_ids").
@@ -314,12 +328,14 @@ pub unsafe extern "C" fn kvpages_ops_zero_blocks(
     block_ids: *const i32,
     num_block_ids: usize,
     selection: *const kvpages_block_selection,
+    stream: *mut c_void,
 ) -> kvpages_status {
     // SAFETY: the caller's contract.
     unsafe {
         handle::change(ops, |handle| {
             let ids = input::array(block_ids, num_block_ids, "block_ids")?;
-            Ok(handle.ops.zero_blocks(ids, selected(selection)?)?)
+            let stream = StreamRef::new(stream);
+            Ok(handle.ops.zero_blocks(ids, selected(selection)?, stream)?)
         })
     }
 }
@@ -333,6 +349,8 @@ pub unsafe extern "C" fn kvpages_ops_zero_blocks(
 /// @param selection   Borrowed. NULL for all layers; struct_size set.
 /// @param num_blocks  Blocks that the caller believes the cache to have; 0 to leave
 ///                    that out.
+/// @param stream      The CUstream on which it is done; NULL for the default
+///                    stream. Not used for host memory.
 /// @retval KVPAGES_STATUS_INVALID_ARGUMENT  An id is out of range (kind
 ///         "block_id_out_of_range"), a block is the target of two copies
 ///         ("duplicate_block_id"), there are more pairs than max_block_ids
@@ -347,6 +365,7 @@ pub unsafe extern "C" fn kvpages_ops_copy_blocks(
     num_copies: usize,
     selection: *const kvpages_block_selection,
     num_blocks: u64,
+    stream: *mut c_void,
 ) -> kvpages_status {
     // SAFETY: the caller's contract.
     unsafe {
@@ -358,7 +377,8 @@ pub unsafe extern "C" fn kvpages_ops_copy_blocks(
             });
             let told = (num_blocks != 0).then_some(num_blocks);
             let selection = selected(selection)?;
-            Ok(handle.ops.copy_blocks(copies, selection, told)?)
+            let stream = StreamRef::new(stream);
+            Ok(handle.ops.copy_blocks(copies, selection, told, stream)?)
         })
     }
 }
@@ -408,11 +428,12 @@ pub unsafe extern "C" fn kvpages_ops_write_kv(
                 value_scale: rows.value_scale,
             });
             let write = Write {
-                slots: input::array(given.slots, given.num_slots, "slots")?,
+                slots: input::address(given.slots, given.num_slots, "slots")?,
                 dtype: input::listed(given.dtype, "dtype")?,
                 fp8_format: fp8_format(given.fp8_format)?,
             };
-            Ok(handle.ops.write_kv(&write, layers)?)
+            let stream = StreamRef::new(given.stream);
+            Ok(handle.ops.write_kv(&write, layers, stream)?)
         })
     }
 }
@@ -462,17 +483,18 @@ pub unsafe extern "C" fn kvpages_ops_gather_kv(
                 ));
             }
             let slots = if given.num_block_ids != 0 {
-                let ids = input::array(given.block_ids, given.num_block_ids, "block_ids")?;
+                let ids = input::address(given.block_ids, given.num_block_ids, "block_ids")?;
                 RowSlots::Blocks(ids)
             } else {
-                RowSlots::Slots(input::array(given.slots, given.num_slots, "slots")?)
+                RowSlots::Slots(input::address(given.slots, given.num_slots, "slots")?)
             };
             let gather = Gather {
                 slots,
                 dtype: input::listed(given.dtype, "dtype")?,
                 fp8_format: fp8_format(given.fp8_format)?,
             };
-            Ok(handle.ops.gather_kv(&gather, layers)?)
+            let stream = StreamRef::new(given.stream);
+            Ok(handle.ops.gather_kv(&gather, layers, stream)?)
         })
     }
 }

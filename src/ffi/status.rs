@@ -451,6 +451,8 @@ impl From<OpsError> for Failure {
     fn from(error: OpsError) -> Failure {
         let status = match &error {
             OpsError::NoMemory { .. } => kvpages_status::OutOfHostMemory,
+            OpsError::Cuda(error) => cuda_status(error),
+            OpsError::NoKernel { .. } => kvpages_status::Internal,
             OpsError::NoLayer { .. } | OpsError::NoGroup { .. } => kvpages_status::NotFound,
             OpsError::NotSupported { .. } => kvpages_status::Unsupported,
             OpsError::RowsMissing { .. } => kvpages_status::NullArgument,

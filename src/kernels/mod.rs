@@ -2,7 +2,6 @@
 
 #![allow(unsafe_code)]
 
-#[allow(dead_code)] // until operations run on a device
 pub(crate) mod device;
 
 /// `kvp::Piece`: memory in which blocks lie at a constant distance.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::{LayerMemory, Ops, OpsConfig, OpsError};
+use crate::cuda::StreamRef;
 use crate::kernels::{self as kernel, Move, Piece, SPARE};
 
 /// Which layers' blocks a call means.
@@ -139,8 +140,11 @@ impl Blocks {
         // pieces in one run never reach further than a step.
         let widest = blocks.places.iter().map(|place| place.step).max();
         let widest = widest.unwrap_or(0);
-        blocks.spare = room(widest)?;
-        blocks.spare.resize(widest as usize, 0);
+        // On a device it is registers.
+        if config.device.is_none() {
+            blocks.spare = room(widest)?;
+            blocks.spare.resize(widest as usize, 0);
+        }
         Ok(blocks)
     }
 
@@ -213,6 +217,13 @@ impl Blocks {
         let call = self.list_pairs(copies)?;
         self.order_pairs(call);
         Ok(&self.moves)
+    }
+
+    /// Whether a block is both read and written by the moves of the call.
+    fn order_matters(&self) -> bool {
+        let is_read = |block: u32| self.listed[block as usize].source_in == self.generation;
+        let matters = |next: &Move| next.from == SPARE || next.to == SPARE || is_read(next.to);
+        self.moves.iter().any(matters)
     }
 
     /// Takes the pairs over, checked, and counts who reads which block.
@@ -326,7 +337,12 @@ fn room<T>(count: u64) -> Result<Vec<T>, OpsError> {
 
 impl Ops {
     /// Clears the listed blocks of the chosen layers.
-    pub fn zero_blocks(&mut self, ids: &[i32], selection: Selection<'_>) -> Result<(), OpsError> {
+    pub fn zero_blocks(
+        &mut self,
+        ids: &[i32],
+        selection: Selection<'_>,
+        stream: StreamRef,
+    ) -> Result<(), OpsError> {
         self.select(selection)?;
         let blocks = &mut self.blocks;
         let call = blocks.next_generation();
@@ -342,6 +358,10 @@ impl Ops {
             blocks.ids.push(block);
         }
         blocks.cut_pieces();
+        if let Some(device) = &self.device {
+            // SAFETY: as below.
+            return unsafe { device.zero(&blocks.pieces, &blocks.ids, stream) };
+        }
         // SAFETY: the pieces are pages of `num_blocks` blocks, the ids are less, and the caller of
         // `Ops::new` promised that nothing else uses the bytes.
         unsafe {
@@ -362,12 +382,18 @@ impl Ops {
         copies: impl Iterator<Item = BlockCopy>,
         selection: Selection<'_>,
         told: Option<u64>,
+        stream: StreamRef,
     ) -> Result<(), OpsError> {
         self.select(selection)?;
         self.blocks.check_told(told)?;
         let blocks = &mut self.blocks;
         blocks.moves_of(copies)?;
         blocks.cut_pieces();
+        if let Some(device) = &self.device {
+            let in_order = blocks.order_matters();
+            // SAFETY: as in `zero_blocks`.
+            return unsafe { device.copy(&blocks.pieces, &blocks.moves, in_order, stream) };
+        }
         // SAFETY: as in `zero_blocks`; the spare page holds a step, and no piece spans more.
         unsafe {
             kernel::kvpages_host_copy(

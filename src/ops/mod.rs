@@ -7,6 +7,7 @@
 #![allow(unsafe_code)]
 
 mod blocks;
+mod device;
 mod error;
 mod rows;
 #[cfg(test)]
@@ -20,9 +21,11 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
+use crate::cuda::Context;
 use crate::spec::Spec;
 use crate::view::{BlockRuns, View};
 use blocks::{Blocks, Place};
+use device::Device;
 use rows::Stored;
 
 /// A layer of a cache, and where its memory is.
@@ -51,6 +54,8 @@ pub struct OpsConfig {
     pub num_blocks: u64,
     /// Blocks that it has; they change when it is resized.
     pub present_blocks: Arc<AtomicU64>,
+    /// The device whose memory the cache lies in; none when it is the host's.
+    pub device: Option<Arc<Context>>,
     /// Groups of the cache.
     pub num_groups: usize,
     /// Most block ids, or pairs of them, in one call; 0 for all blocks.
@@ -67,6 +72,7 @@ pub struct Ops {
     num_layers: usize,
     num_groups: usize,
     blocks: Blocks,
+    device: Option<Device>,
 }
 
 /// What is kept of a layer.
@@ -86,8 +92,9 @@ impl Ops {
     /// last and have no number: their blocks are cleared and copied with those of their group.
     ///
     /// # Safety
-    /// The layers' memory is the host's, holds what the views say, and stays where it is as long as
-    /// this value is used. Nothing else uses the bytes that a call reads or writes during the call.
+    /// The layers' memory is the host's or that of the device stated, holds what the views say, and
+    /// stays where it is as long as this value is used. Nothing else uses the bytes that a call reads
+    /// or writes during the call; on a device, until the call's stream has done it.
     pub unsafe fn new(layers: &[LayerMemory<'_>], config: &OpsConfig) -> Result<Ops, OpsError> {
         if config.max_concurrency == 0 {
             return Err(OpsError::NoConcurrency);
@@ -119,7 +126,9 @@ impl Ops {
             });
         }
         let blocks = Blocks::new(places, config)?;
+        let device = config.device.as_ref().map(Device::new).transpose()?;
         Ok(Ops {
+            device,
             num_layers: layers.iter().filter(|layer| layer.read.is_some()).count(),
             layers: kept,
             num_groups: config.num_groups,

@@ -1,7 +1,9 @@
 //! Rows of tokens: how a layer stores them, and where.
 
 use super::{LayerMemory, Ops, OpsError};
+use crate::cuda::StreamRef;
 use crate::dtype::Dtype;
+use crate::kernels::device::Way;
 use crate::kernels::{self as kernel, Form, RowType, Rows, Slots};
 use crate::num;
 use crate::spec::{AttentionKind, Content, QuantMode, Spec};
@@ -34,9 +36,9 @@ pub struct LayerRows {
 
 /// Rows to store.
 #[derive(Debug, Clone, Copy)]
-pub struct Write<'a> {
+pub struct Write {
     /// The slot of each row; −1 for a row of no token.
-    pub slots: &'a [i64],
+    pub slots: *const [i64],
     /// Element type of the rows.
     pub dtype: Dtype,
     /// Which fp8 a layer of plain bytes holds.
@@ -45,22 +47,22 @@ pub struct Write<'a> {
 
 /// Rows to read.
 #[derive(Debug, Clone, Copy)]
-pub struct Gather<'a> {
+pub struct Gather {
     /// What to read.
-    pub slots: RowSlots<'a>,
+    pub slots: RowSlots,
     /// Element type of the rows.
     pub dtype: Dtype,
     /// Which fp8 a layer of plain bytes holds.
     pub fp8_format: Option<Dtype>,
 }
 
-/// Where rows are.
+/// Where rows are: arrays of the host, or of the device whose memory the cache lies in.
 #[derive(Debug, Clone, Copy)]
-pub enum RowSlots<'a> {
+pub enum RowSlots {
     /// The slot of each row; a row of slot −1 stays as it is.
-    Slots(&'a [i64]),
+    Slots(*const [i64]),
     /// All slots of these blocks.
-    Blocks(&'a [i32]),
+    Blocks(*const [i32]),
 }
 
 /// What kind of numbers a layer stores.
@@ -160,6 +162,11 @@ impl Stored {
             num_slots: view.runs.num_blocks.saturating_mul(block_slots),
             block_slots,
         })
+    }
+
+    /// Slots that there are when `present` blocks have memory, of those that the view has.
+    fn present_slots(&self, present: u64) -> u64 {
+        self.num_slots.min(present.saturating_mul(self.block_slots))
     }
 
     /// In which form rows of `rows` are stored.
@@ -414,11 +421,13 @@ impl Ops {
     ///
     /// # Safety
     /// For every layer the rows of all slots that are not −1 are readable, each element by the
-    /// strides given, and no row lies in the cache. Nothing else uses the slots during the call.
+    /// strides given, and no row lies in the cache. Nothing else uses the slots during the call. On a
+    /// device that is so until the stream has done it, and the arrays are the device's.
     pub unsafe fn write_kv(
         &self,
-        write: &Write<'_>,
+        write: &Write,
         layers: impl Iterator<Item = LayerRows> + Clone,
+        stream: StreamRef,
     ) -> Result<(), OpsError> {
         let slots = RowSlots::Slots(write.slots);
         let call = Call {
@@ -427,7 +436,7 @@ impl Ops {
             fp8_format: write.fp8_format,
         };
         // SAFETY: the caller's contract.
-        unsafe { self.run(&call, layers, kernel::kvpages_host_write) }
+        unsafe { self.run(&call, layers, Way::Write, stream) }
     }
 
     /// Reads rows of tokens from the slots of `layers`, all of one group.
@@ -436,26 +445,67 @@ impl Ops {
     /// As [`write_kv`](Self::write_kv), with rows that are writable and do not overlap.
     pub unsafe fn gather_kv(
         &self,
-        gather: &Gather<'_>,
+        gather: &Gather,
         layers: impl Iterator<Item = LayerRows> + Clone,
+        stream: StreamRef,
     ) -> Result<(), OpsError> {
         // SAFETY: the caller's contract.
-        unsafe { self.run(gather, layers, kernel::kvpages_host_gather) }
+        unsafe { self.run(gather, layers, Way::Gather, stream) }
     }
 
     /// Checks everything, then runs a body on each layer.
     ///
     /// # Safety
-    /// As [`write_kv`](Self::write_kv) or [`gather_kv`](Self::gather_kv), whichever `body` is of.
+    /// As [`write_kv`](Self::write_kv) or [`gather_kv`](Self::gather_kv), whichever `way` means.
     unsafe fn run(
         &self,
-        call: &Call<'_>,
+        call: &Call,
         layers: impl Iterator<Item = LayerRows> + Clone,
-        body: Body,
+        way: Way,
+        stream: StreamRef,
     ) -> Result<(), OpsError> {
+        // SAFETY: the caller's contract.
+        let num_slots = unsafe { self.check(call, layers.clone()) }?;
+        let prepared = layers.map(|given| {
+            let (layer, stored) = self.stored(given.layer)?;
+            let (form, row_type, rows) = self.prepare(call, &given, layer, stored)?;
+            Ok::<_, OpsError>(((form, row_type), rows, call.slots_of(stored)))
+        });
+        let Some(device) = &self.device else {
+            let body: Body = match way {
+                Way::Write => kernel::kvpages_host_write,
+                Way::Gather => kernel::kvpages_host_gather,
+            };
+            for layer in prepared {
+                let ((form, row_type), rows, slots) = layer?;
+                // SAFETY: every slot is one of the layer's, whose cells the view proves to lie inside
+                // its allocation; the rows are by the caller's contract.
+                unsafe { body(form as u32, row_type as u32, &rows, &slots) };
+            }
+            return Ok(());
+        };
+        let mut launches = device.rows(way, num_slots, stream)?;
+        for layer in prepared {
+            let (form, rows, slots) = layer?;
+            // SAFETY: as above; kernels skip slots that are not the layers'.
+            unsafe { launches.add(form, rows, slots) }?;
+        }
+        // SAFETY: as above.
+        unsafe { launches.flush() }
+    }
+
+    /// Checks a call. Returns the slots that each of its layers has.
+    ///
+    /// # Safety
+    /// Arrays that are the host's are readable.
+    unsafe fn check(
+        &self,
+        call: &Call,
+        layers: impl Iterator<Item = LayerRows>,
+    ) -> Result<u64, OpsError> {
         let mut first: Option<(&super::Layer, &Stored)> = None;
         let mut checked_slots = u64::MAX;
-        for given in layers.clone() {
+        for given in layers {
             let (layer, stored) = self.stored(given.layer)?;
             let (first, first_stored) = *first.get_or_insert((layer, stored));
             if first.group != layer.group {
@@ -477,20 +527,17 @@ impl Ops {
             }
             self.prepare(call, &given, layer, stored)?;
             // Layers of a group nearly always have the same number of slots.
-            if stored.num_slots < checked_slots {
-                checked_slots = stored.num_slots;
-                call.check_slots(&layer.name, stored, self.blocks.num_blocks())?;
+            let num_slots = stored.present_slots(self.blocks.num_blocks());
+            if num_slots < checked_slots {
+                checked_slots = num_slots;
+                // What lies on a device is not read; its kernels check.
+                if self.device.is_none() {
+                    // SAFETY: the caller's contract.
+                    unsafe { call.check_slots(&layer.name, stored, num_slots) }?;
+                }
             }
         }
-        for given in layers {
-            let (layer, stored) = self.stored(given.layer)?;
-            let (form, row_type, rows) = self.prepare(call, &given, layer, stored)?;
-            let slots = call.slots_of(stored);
-            // SAFETY: every slot is one of the layer's, whose cells the view proves to lie inside
-            // its allocation; the rows are by the caller's contract.
-            unsafe { body(form as u32, row_type as u32, &rows, &slots) };
-        }
-        Ok(())
+        Ok(checked_slots)
     }
 
     fn stored(&self, layer: usize) -> Result<(&super::Layer, &Stored), OpsError> {
@@ -506,7 +553,7 @@ impl Ops {
 
     fn prepare(
         &self,
-        call: &Call<'_>,
+        call: &Call,
         given: &LayerRows,
         layer: &super::Layer,
         stored: &Stored,
@@ -522,17 +569,22 @@ impl Ops {
     }
 }
 
-type Call<'a> = Gather<'a>;
+type Call = Gather;
 type Body = unsafe extern "C" fn(u32, u32, *const Rows, *const Slots);
 
-impl Call<'_> {
-    /// `present` blocks have memory, of those that the layer's view has.
-    fn check_slots(&self, layer: &str, stored: &Stored, present: u64) -> Result<(), OpsError> {
-        let num_slots = stored
-            .num_slots
-            .min(present.saturating_mul(stored.block_slots));
+impl Call {
+    /// # Safety
+    /// The arrays are the host's, and readable.
+    unsafe fn check_slots(
+        &self,
+        layer: &str,
+        stored: &Stored,
+        num_slots: u64,
+    ) -> Result<(), OpsError> {
         match self.slots {
             RowSlots::Slots(slots) => {
+                // SAFETY: the caller's contract.
+                let slots = unsafe { &*slots };
                 let inside = |slot: i64| slot == -1 || (slot as u64) < num_slots;
                 match slots.iter().position(|&slot| !inside(slot)) {
                     Some(index) => Err(OpsError::SlotOutOfRange {
@@ -545,6 +597,8 @@ impl Call<'_> {
                 }
             }
             RowSlots::Blocks(blocks) => {
+                // SAFETY: the caller's contract.
+                let blocks = unsafe { &*blocks };
                 let num_blocks = num_slots / stored.block_slots;
                 let inside = |id: i32| id >= 0 && (id as u64) < num_blocks;
                 match blocks.iter().position(|&id| !inside(id)) {
@@ -562,14 +616,14 @@ impl Call<'_> {
     fn slots_of(&self, stored: &Stored) -> Slots {
         match self.slots {
             RowSlots::Slots(slots) => Slots {
-                slots: slots.as_ptr(),
+                slots: slots.cast(),
                 blocks: std::ptr::null(),
                 block_slots: stored.block_slots,
                 count: slots.len() as u64,
             },
             RowSlots::Blocks(blocks) => Slots {
                 slots: std::ptr::null(),
-                blocks: blocks.as_ptr(),
+                blocks: blocks.cast(),
                 block_slots: stored.block_slots,
                 count: (blocks.len() as u64).saturating_mul(stored.block_slots),
             },

@@ -397,6 +397,7 @@ mod copies {
         let config = OpsConfig {
             num_blocks,
             present_blocks: Arc::new(num_blocks.into()),
+            device: None,
             num_groups: 1,
             max_block_ids: 0,
             max_concurrency: 1,
