@@ -481,6 +481,37 @@ TEST_F(StandIn, DeferredWorkRunsWhenItIsWaitedFor) {
     expect_clean();
 }
 
+TEST_F(StandIn, DestroyingAStreamIsNoWaiting) {
+    const CUdeviceptr address = allocate(1);
+    const std::vector<std::pair<const char*, std::function<CUresult()>>> waits{
+        {"context", cuCtxSynchronize},
+        {"default stream", [] { return cuStreamSynchronize(nullptr); }},
+    };
+    unsigned char value = 0;
+    for (const auto& [name, wait] : waits) {
+        SCOPED_TRACE(name);
+        standin_set_deferred(true);
+        CUstream blocking = nullptr;
+        CUevent mark = nullptr;
+        ASSERT_EQ(cuStreamCreate(&blocking, CU_STREAM_DEFAULT), CUDA_SUCCESS);
+        ASSERT_EQ(cuEventCreate(&mark, 0), CUDA_SUCCESS);
+        const unsigned char before = *host(address);
+        EXPECT_EQ(cuMemsetD8Async(address, ++value, 1, blocking), CUDA_SUCCESS);
+        EXPECT_EQ(cuEventRecord(mark, blocking), CUDA_SUCCESS);
+        EXPECT_EQ(cuStreamDestroy_v2(blocking), CUDA_SUCCESS);
+        EXPECT_EQ(cuEventQuery(mark), CUDA_ERROR_NOT_READY);
+        EXPECT_EQ(standin_num_pending(), 2u);
+        EXPECT_EQ(*host(address), before);
+        EXPECT_EQ(wait(), CUDA_SUCCESS);
+        EXPECT_EQ(*host(address), value);
+        EXPECT_EQ(standin_num_pending(), 0u);
+        EXPECT_EQ(cuEventDestroy_v2(mark), CUDA_SUCCESS);
+        standin_set_deferred(false);
+    }
+    EXPECT_EQ(cuMemFree_v2(address), CUDA_SUCCESS);
+    expect_clean();
+}
+
 TEST_F(StandIn, AnEventMarksTheWorkBeforeItsRecord) {
     const CUdeviceptr address = allocate(2);
     const CUstream on = stream();

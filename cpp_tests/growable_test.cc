@@ -95,18 +95,22 @@ void fill_block(const Cache& cache, std::uint64_t block, unsigned char value) {
 
 unsigned char mark(std::uint64_t block) { return static_cast<unsigned char>(block + 1); }
 
-// Bytes of all allocations that lie in memory now.
-std::uint64_t resident_bytes(const Cache& cache) {
+// Bytes of a range that lie in memory now.
+std::uint64_t resident_bytes(void* data, std::uint64_t bytes) {
     const auto page = static_cast<std::uint64_t>(sysconf(_SC_PAGESIZE));
+    std::vector<unsigned char> pages((bytes + page - 1) / page);
+    EXPECT_EQ(mincore(data, bytes, pages.data()), 0);
+    return page * static_cast<std::uint64_t>(
+                      std::count_if(pages.begin(), pages.end(),
+                                    [](unsigned char flags) { return (flags & 1u) == 1u; }));
+}
+
+// The same of all allocations.
+std::uint64_t resident_bytes(const Cache& cache) {
     std::uint64_t resident = 0;
     for (std::size_t i = 0; i < kvpages_cache_num_allocations(cache.get()); ++i) {
-        kvpages_allocation allocation{};
-        must(kvpages_cache_get_allocation(cache.get(), i, &allocation));
-        std::vector<unsigned char> pages((allocation.size_bytes + page - 1) / page);
-        EXPECT_EQ(mincore(allocation.data, allocation.size_bytes, pages.data()), 0);
-        for (const unsigned char flags : pages) {
-            resident += (flags & 1u) * page;
-        }
+        const kvpages_allocation part = allocation(cache, i);
+        resident += resident_bytes(part.data, part.size_bytes);
     }
     return resident;
 }
@@ -266,4 +270,69 @@ TEST(Growable, AddressesCostNoMemory) {
     resize(c, 3, {1});
     EXPECT_TRUE(block_is(c, 1, 5));
     EXPECT_TRUE(block_is(c, 2, 0));
+}
+
+TEST(Growable, MoreThanAnyMachineHasIsReservedOrRefused) {
+    // Pieces of 8 GiB: a block more does not touch the rest of its piece.
+    const std::uint64_t tebi = std::uint64_t{1} << 40;
+    const Plan large = plan_of_blocks(shared_pages(), 4 * tebi / (2 * 8192));
+    ASSERT_EQ(worker_info(large).total_bytes, 4 * tebi);
+    const Cache c = growable(large, 1);
+    const std::uint64_t all = kvpages_cache_max_blocks(c.get());
+    fill_block(c, 0, 5);
+    for (int round = 0; round < 2; ++round) {
+        resize(c, all, {0});
+        EXPECT_TRUE(block_is(c, 0, 5));
+        EXPECT_TRUE(block_is(c, 1, 0));
+        EXPECT_TRUE(block_is(c, all / 2, 0));
+        EXPECT_TRUE(block_is(c, all - 1, 0));
+        const std::uint64_t piece = 2 * tebi / 256;
+        EXPECT_LT(resident_bytes(allocation(c, 0).data, piece), std::uint64_t{64} << 20);
+        fill_block(c, 1, 7);
+        fill_block(c, all - 1, 7);
+        resize(c, 1, {0});
+    }
+    // 256 TiB are more than processes have addresses.
+    const Model wide = model();
+    add(wide, "layers.0", full(16, 8, 1024), backend(block_first));
+    const Plan larger = plan_of_blocks(wide, 256 * tebi / (512 << 10));
+    ASSERT_EQ(worker_info(larger).total_bytes, 256 * tebi);
+    kvpages_memory* raw = nullptr;
+    must(kvpages_memory_create_host(&raw));
+    const Memory host(raw);
+    for (const std::uint64_t num_blocks : {0, 1}) {
+        kvpages_cache* out = nullptr;
+        EXPECT_TRUE(fails(try_cache(larger, host, num_blocks, &out),
+                          KVPAGES_STATUS_OUT_OF_HOST_MEMORY, "out_of_host_memory",
+                          {"allocation 0 of 1", "the host refused"}));
+        EXPECT_EQ(out, nullptr);
+    }
+}
+
+TEST(Growable, WhatIsMadeOfACacheKeepsItsMemory) {
+    Plan plan = plan_of_blocks(shared_pages(), max_blocks);
+    Cache c = growable(plan, 3);
+    kvpages_ops_config config = KVPAGES_OPS_CONFIG_INIT;
+    config.max_concurrency = 1;
+    kvpages_ops* raw = nullptr;
+    must(kvpages_ops_create(c.get(), &config, &raw));
+    const Ops ops(raw);
+    plan.reset();
+    resize(c, max_blocks);
+    resize(c, 40);
+    fill_block(c, 39, 8);
+    const std::vector<kvpages_region> before = regions(c);
+    c.reset();
+    // The operations outlive the cache, with the blocks it had.
+    const auto zero = [&](std::int32_t block) {
+        return kvpages_ops_zero_blocks(ops.get(), &block, 1, nullptr);
+    };
+    must(zero(39));
+    for (const kvpages_region& region : before) {
+        EXPECT_EQ(static_cast<unsigned char*>(region.data)[39 * region.block_step_bytes], 0);
+    }
+    for (const std::int32_t gone : {40, static_cast<std::int32_t>(max_blocks), -1, INT32_MAX}) {
+        EXPECT_TRUE(fails(zero(gone), KVPAGES_STATUS_INVALID_ARGUMENT, "block_id_out_of_range",
+                          {std::to_string(gone), "40 blocks"}));
+    }
 }

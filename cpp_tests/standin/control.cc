@@ -84,6 +84,10 @@ void drop_all_work() {
     for (const auto& [handle, stream] : state().streams.all()) {
         drop_work(*stream);
     }
+    for (const auto& orphan : state().orphans) {
+        drop_work(*orphan);
+    }
+    state().orphans.clear();
     for (const auto& [handle, context] : state().contexts.all()) {
         drop_work(*context->stream);
     }
@@ -242,6 +246,9 @@ size_t standin_num_pending() {
     size_t pending = 0;
     for (const auto& [handle, stream] : state().streams.all()) {
         pending += stream->queue.size();
+    }
+    for (const auto& orphan : state().orphans) {
+        pending += orphan->queue.size();
     }
     for (const auto& [handle, context] : state().contexts.all()) {
         pending += context->stream->queue.size();

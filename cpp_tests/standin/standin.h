@@ -78,9 +78,10 @@ uint64_t standin_used_bytes(int device);
 /* --- How work runs ---------------------------------------------------------------------------- */
 
 /* Deferred: work on streams runs only when something waits for it (synchronisation, an event, a
- * free), so what is not waited for is seen not to have happened. Setting it back runs all work. */
+ * free), so what is not waited for is seen not to have happened. Destroying a stream is no waiting.
+ * Setting it back runs all work. */
 void standin_set_deferred(bool deferred);
-/* Operations that wait to be run, on all streams. */
+/* Operations that wait to be run, on all streams and those that were destroyed before. */
 size_t standin_num_pending(void);
 
 /* Protected: device memory cannot be read or written but by work of the driver, so a host that

@@ -122,6 +122,8 @@ struct State {
 
     Objects<CUctx_st> contexts;
     Objects<CUstream_st> streams;
+    // Streams that were destroyed before their work was done.
+    std::vector<std::shared_ptr<CUstream_st>> orphans;
     Objects<CUevent_st> events;
     Objects<CUmod_st> modules;
     Objects<CUgraph_st> graphs;

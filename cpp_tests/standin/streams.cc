@@ -99,7 +99,8 @@ DRIVER_FUNCTION(cuStreamCreateWithPriority, CUstream* stream, unsigned flags, in
     return driver_call(__func__, NEEDS_CONTEXT, [&] { return create_stream(stream, flags); });
 }
 
-// Its work is done nevertheless, and what waits for that holds the stream.
+// Its work is done nevertheless, but the call does not wait for it: whoever relies on that sees in
+// deferred mode that nothing has happened yet.
 DRIVER_FUNCTION(cuStreamDestroy_v2, CUstream handle) {
     return driver_call(__func__, NEEDS_INIT | GIVES_BACK, [&] {
         const auto stream = state().streams.find(handle);
@@ -116,7 +117,9 @@ DRIVER_FUNCTION(cuStreamDestroy_v2, CUstream handle) {
                 state().captures.erase(stream->capture);
             }
         }
-        finish_stream(stream);
+        if (!stream->queue.empty()) {
+            state().orphans.push_back(stream);
+        }
         state().streams.remove(handle);
         return CUDA_SUCCESS;
     });
@@ -134,10 +137,9 @@ DRIVER_FUNCTION(cuStreamSynchronize, CUstream handle) {
         }
         finish_stream(stream);
         if (stream == stream->context->stream) {  // waits for the blocking streams too
-            for (const auto& [other, kept] : std::map(state().streams.all())) {
-                if (other->context == stream->context &&
-                    (other->flags & CU_STREAM_NON_BLOCKING) == 0) {
-                    finish_stream(kept);
+            for (const auto& other : streams_of(stream->context)) {
+                if ((other->flags & CU_STREAM_NON_BLOCKING) == 0) {
+                    finish_stream(other);
                 }
             }
         }

@@ -2,8 +2,10 @@
 
 #include "capture.h"
 
+#include <algorithm>
 #include <csetjmp>
 #include <csignal>
+#include <iterator>
 
 namespace standin {
 
@@ -26,8 +28,8 @@ std::vector<Point> implied_order(const std::shared_ptr<CUstream_st>& stream) {
         }
         return after;
     }
-    for (const auto& [handle, other] : state().streams.all()) {
-        if (handle->context == stream->context && is_blocking(*other)) {
+    for (const auto& other : streams_of(stream->context)) {
+        if (is_blocking(*other)) {
             after.push_back({other, other->submitted});
         }
     }
@@ -121,14 +123,27 @@ void finish_stream(const std::shared_ptr<CUstream_st>& stream) {
     finish({stream, stream->submitted});
 }
 
-void finish_context(CUcontext context) {
-    finish_stream(context->stream);
-    const auto streams = state().streams.all();  // a copy: kept alive while they run
-    for (const auto& [handle, stream] : streams) {
+std::vector<std::shared_ptr<CUstream_st>> streams_of(CUcontext context) {
+    std::vector<std::shared_ptr<CUstream_st>> found;
+    for (const auto& [handle, stream] : state().streams.all()) {
         if (stream->context == context) {
-            finish_stream(stream);
+            found.push_back(stream);
         }
     }
+    std::copy_if(state().orphans.begin(), state().orphans.end(), std::back_inserter(found),
+                 [context](const auto& orphan) { return orphan->context == context; });
+    return found;
+}
+
+void finish_context(CUcontext context) {
+    finish_stream(context->stream);
+    for (const auto& stream : streams_of(context)) {
+        finish_stream(stream);
+    }
+    auto& orphans = state().orphans;
+    orphans.erase(std::remove_if(orphans.begin(), orphans.end(),
+                                 [](const auto& orphan) { return orphan->queue.empty(); }),
+                  orphans.end());
 }
 
 void finish_device(int device) {

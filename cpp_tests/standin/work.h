@@ -18,6 +18,9 @@ CUresult submit(CUstream handle, Operation run);
 // The same for something that a graph cannot hold.
 CUresult submit_uncapturable(CUstream handle, Operation run);
 
+// The streams of a context but its default one, destroyed ones with work left included.
+std::vector<std::shared_ptr<CUstream_st>> streams_of(CUcontext context);
+
 // Runs the stream's work up to a position, and before it whatever it waits for.
 void finish(const Point& point);
 void finish_stream(const std::shared_ptr<CUstream_st>& stream);

@@ -10,15 +10,12 @@ pub enum CudaError {
         reason: String,
     },
     /// The driver's library lacks a function.
-    #[error(
-        "the CUDA driver lacks the function {function}; it says it is for CUDA {}.{}",
-        version / 1000,
-        version % 1000 / 10
-    )]
+    #[error("the CUDA driver lacks the function {function}; {}", told(*version))]
     DriverIncomplete {
         /// The function.
         function: &'static str,
-        /// The driver's version as it tells it, 0 when it does not.
+        /// The driver's version as it tells it, 0 when it does not: 1000 for each major and 10 for
+        /// each minor one.
         version: i32,
     },
     /// The driver is older than what the library needs.
@@ -86,6 +83,18 @@ pub enum CudaError {
     },
 }
 
+/// What a driver says of its version.
+fn told(version: i32) -> String {
+    match version {
+        0 => "it cannot be asked for its version, so it is hardly one".to_owned(),
+        _ => format!(
+            "it says it is for CUDA {}.{}",
+            version / 1000,
+            version % 1000 / 10
+        ),
+    }
+}
+
 /// CUDA_ERROR_OUT_OF_MEMORY
 pub(super) const OUT_OF_MEMORY: u32 = 2;
 
@@ -123,6 +132,20 @@ mod tests {
                     needed: 11000,
                 },
                 "the CUDA driver is for CUDA 10.2, it must be for CUDA 11.0 or later",
+            ),
+            (
+                CudaError::DriverIncomplete {
+                    function: "cuMemMap",
+                    version: 12040,
+                },
+                "the CUDA driver lacks the function cuMemMap; it says it is for CUDA 12.4",
+            ),
+            (
+                CudaError::DriverIncomplete {
+                    function: "cuDriverGetVersion",
+                    version: 0,
+                },
+                "the CUDA driver lacks the function cuDriverGetVersion; it cannot be asked for its version, so it is hardly one",
             ),
             (
                 CudaError::NoSuchDevice {

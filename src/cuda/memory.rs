@@ -273,14 +273,20 @@ impl Context {
         if ranges.iter().all(|&(_, bytes)| bytes == 0) {
             return Ok(());
         }
-        let stream = Stream::new(self)?;
         let entered = self.enter()?;
         let _beside = entered.beside_captures()?;
-        for &(address, bytes) in ranges {
+        let stream = Stream::new(self)?;
+        let filled = ranges.iter().try_for_each(|&(address, bytes)| {
             // SAFETY: the caller's contract; this waits until it is done.
-            unsafe { entered.fill(address, 0, bytes, stream.get()) }?;
+            unsafe { entered.fill(address, 0, bytes, stream.get()) }
+        });
+        // Also after a failure: what was put on before it would write to memory that the caller
+        // gives back, or to blocks that hold something by then.
+        let waited = entered.synchronise(stream.get());
+        if waited.is_err() {
+            let _ = entered.synchronise_all();
         }
-        entered.synchronise(stream.get())
+        filled.and(waited)
     }
 }
 

@@ -83,7 +83,7 @@ unsafe impl Backing for Host {
     unsafe fn zero(&self, ranges: &[(NonNull<u8>, usize)]) -> Result<(), MemoryError> {
         for &(data, bytes) in ranges {
             // SAFETY: the caller's contract.
-            unsafe { ptr::write_bytes(data.as_ptr(), 0, bytes) };
+            unsafe { zero_mapped(data, bytes) };
         }
         Ok(())
     }
@@ -114,6 +114,28 @@ unsafe fn ask_for_huge_pages(data: NonNull<u8>, size: usize) {
     if size >= HUGE_PAGE {
         // SAFETY: the caller's contract.
         unsafe { libc::madvise(data.as_ptr().cast(), size, libc::MADV_HUGEPAGE) };
+    }
+}
+
+/// Zeroes memory of a mapping of ours. Whole pages go back to the system, which zeroes them when they
+/// are next touched: a piece of a large reservation may be larger than what the machine has.
+///
+/// # Safety
+/// The range is mapped by [`map_aligned`], readable and writable, and nothing else uses it.
+unsafe fn zero_mapped(data: NonNull<u8>, bytes: usize) {
+    let page = page_bytes();
+    let before = data.addr().get().wrapping_neg() % page;
+    let whole = bytes.saturating_sub(before) / page * page;
+    // SAFETY: the caller's contract; all parts lie in the range.
+    unsafe {
+        let pages = data.add(before.min(bytes));
+        // Pages that are locked stay.
+        if whole == 0 || libc::madvise(pages.as_ptr().cast(), whole, libc::MADV_DONTNEED) != 0 {
+            ptr::write_bytes(data.as_ptr(), 0, bytes);
+            return;
+        }
+        ptr::write_bytes(data.as_ptr(), 0, before);
+        ptr::write_bytes(pages.add(whole).as_ptr(), 0, bytes - before - whole);
     }
 }
 
@@ -263,6 +285,35 @@ mod tests {
         assert_eq!(resident_pages(&allocation), 2);
         reserved.grow(from_ref(&(page..2 * page))).unwrap();
         assert!(slice(page, 2 * page).iter().all(|&byte| byte == 0));
+    }
+
+    #[test]
+    fn zeroing_reaches_the_last_byte_and_no_further() {
+        let page = page_bytes();
+        let bytes = 4 * page;
+        let allocation = Host.allocate(bytes as u64, 256).unwrap();
+        // SAFETY: the allocation holds that many bytes and nothing else uses it.
+        let slice = unsafe { std::slice::from_raw_parts_mut(allocation.data.as_ptr(), bytes) };
+        for (start, end) in [
+            (0, bytes),
+            (0, 1),
+            (7, page),
+            (page, 2 * page),
+            (page - 1, page + 1),
+            (1, 3 * page - 1),
+            (page, 3 * page + 1),
+            (page - 1, 3 * page),
+            (page, page),
+            (5, 5),
+        ] {
+            slice.fill(3);
+            // SAFETY: as above.
+            unsafe { zero_mapped(allocation.data.add(start), end - start) };
+            for (i, &byte) in slice.iter().enumerate() {
+                let expected = if (start..end).contains(&i) { 0 } else { 3 };
+                assert_eq!(byte, expected, "byte {i} of {start}..{end}");
+            }
+        }
     }
 
     #[test]
