@@ -325,7 +325,7 @@ TEST(Growable, WhatIsMadeOfACacheKeepsItsMemory) {
     c.reset();
     // The operations outlive the cache, with the blocks it had.
     const auto zero = [&](std::int32_t block) {
-        return kvpages_ops_zero_blocks(ops.get(), &block, 1, nullptr);
+        return kvpages_ops_zero_blocks(ops.get(), &block, 1, nullptr, nullptr);
     };
     must(zero(39));
     for (const kvpages_region& region : before) {
