@@ -134,6 +134,88 @@ void expect_zeroed_and_aligned(const Cache& cache, const Kind& kind, int device,
     }
 }
 
+// An engine that allocates on a device by itself, as with cudaMalloc.
+class Engine {
+public:
+    Engine(CUcontext context, bool zeroes, std::int32_t refusal = 0)
+        : context_(context), zeroes_(zeroes), refusal_(refusal) {}
+
+    kvpages_memory_callbacks callbacks(const kvpages_device& device) {
+        kvpages_memory_callbacks made = KVPAGES_MEMORY_CALLBACKS_INIT;
+        made.user = this;
+        made.allocate = allocate;
+        made.release = release;
+        made.is_zeroed = zeroes_ ? 1 : 0;
+        made.device = device;
+        return made;
+    }
+
+    std::size_t alive = 0;
+
+private:
+    static std::int32_t allocate(void* user, std::size_t bytes, std::size_t, void** out) {
+        auto* const engine = static_cast<Engine*>(user);
+        if (engine->refusal_ != 0) {
+            return engine->refusal_;
+        }
+        CUdeviceptr address = 0;
+        EXPECT_EQ(cuCtxPushCurrent_v2(engine->context_), CUDA_SUCCESS);
+        EXPECT_EQ(cuMemAlloc_v2(&address, bytes), CUDA_SUCCESS);
+        if (engine->zeroes_) {
+            EXPECT_EQ(cuMemsetD8Async(address, 0, bytes, nullptr), CUDA_SUCCESS);
+            EXPECT_EQ(cuStreamSynchronize(nullptr), CUDA_SUCCESS);
+        }
+        EXPECT_EQ(cuCtxPopCurrent_v2(nullptr), CUDA_SUCCESS);
+        *out = reinterpret_cast<void*>(address);
+        ++engine->alive;
+        return 0;
+    }
+
+    static void release(void* user, void* data, std::size_t) {
+        auto* const engine = static_cast<Engine*>(user);
+        EXPECT_EQ(cuCtxPushCurrent_v2(engine->context_), CUDA_SUCCESS);
+        EXPECT_EQ(cuMemFree_v2(reinterpret_cast<CUdeviceptr>(data)), CUDA_SUCCESS);
+        EXPECT_EQ(cuCtxPopCurrent_v2(nullptr), CUDA_SUCCESS);
+        --engine->alive;
+    }
+
+    CUcontext context_;
+    bool zeroes_;
+    std::int32_t refusal_;
+};
+
+Memory external(Engine& engine, const kvpages_device& device) {
+    const kvpages_memory_callbacks callbacks = engine.callbacks(device);
+    kvpages_memory* raw = nullptr;
+    must(kvpages_memory_create_external(&callbacks, &raw));
+    return Memory(raw);
+}
+
+// A primary context that is current while this lives.
+class Primary {
+public:
+    explicit Primary(int device) : device_(device) {
+        EXPECT_EQ(cuDevicePrimaryCtxRetain(&context_, device), CUDA_SUCCESS);
+        EXPECT_EQ(cuCtxPushCurrent_v2(context_), CUDA_SUCCESS);
+    }
+    ~Primary() {
+        EXPECT_EQ(cuCtxPopCurrent_v2(nullptr), CUDA_SUCCESS);
+        EXPECT_EQ(cuDevicePrimaryCtxRelease_v2(device_), CUDA_SUCCESS);
+    }
+    Primary(const Primary&) = delete;
+    Primary& operator=(const Primary&) = delete;
+
+    CUcontext get() const { return context_; }
+
+private:
+    int device_;
+    CUcontext context_ = nullptr;
+};
+
+kvpages_device cuda_device(CUcontext context, std::uint32_t ordinal) {
+    return {KVPAGES_DEVICE_KIND_CUDA, ordinal, context};
+}
+
 }  // namespace
 
 TEST_F(CudaMemory, CachesAreZeroedAlignedAndGivenBack) {
@@ -219,6 +301,71 @@ TEST_F(CudaMemory, DevicesTellWhatTheyAre) {
                       "no_device", {"no CUDA device 2", "sees 2"}));
 }
 
+// A driver is there, so nothing but the arguments is wrong.
+TEST_F(CudaMemory, WhatMakesNoSenseIsRefused) {
+    kvpages_memory* raw = nullptr;
+    const auto with = [&raw](bool is_pinned, const std::function<void(kvpages_cuda_memory_config&)>&
+                                                 change) {
+        kvpages_cuda_memory_config config = KVPAGES_CUDA_MEMORY_CONFIG_INIT;
+        change(config);
+        raw = reinterpret_cast<kvpages_memory*>(std::uintptr_t{0x5A});
+        return is_pinned ? kvpages_memory_create_pinned(&config, &raw)
+                         : kvpages_memory_create_cuda(&config, &raw);
+    };
+    for (const bool is_pinned : {false, true}) {
+        SCOPED_TRACE(is_pinned);
+        for (const std::size_t size : {std::size_t{0}, sizeof(kvpages_cuda_memory_config) - 1,
+                                       std::size_t{1} << 20, SIZE_MAX}) {
+            EXPECT_TRUE(fails(with(is_pinned, [size](auto& c) { c.struct_size = size; }),
+                              KVPAGES_STATUS_INVALID_ARGUMENT, "struct_size"));
+            EXPECT_EQ(raw, nullptr);
+        }
+        for (const std::uint32_t ordinal : {2u, UINT32_MAX / 2 + 1, UINT32_MAX}) {
+            EXPECT_TRUE(fails(with(is_pinned, [ordinal](auto& c) { c.ordinal = ordinal; }),
+                              KVPAGES_STATUS_DEVICE_UNAVAILABLE, "no_device",
+                              {std::to_string(ordinal), "sees 2"}));
+            EXPECT_EQ(raw, nullptr);
+        }
+        EXPECT_TRUE(fails(with(is_pinned, [](auto& c) { c.flags = 0x80000000u; }),
+                          KVPAGES_STATUS_INVALID_ARGUMENT, "unknown_value", {"0x80000000"}));
+        EXPECT_EQ(raw, nullptr);
+        standin_set_num_devices(0);
+        EXPECT_TRUE(fails(with(is_pinned, [](auto&) {}), KVPAGES_STATUS_DEVICE_UNAVAILABLE,
+                          "no_device", {"sees no device"}));
+        standin_set_num_devices(2);
+    }
+    // A context that was destroyed is the driver's to notice.
+    CUcontext gone = nullptr;
+    ASSERT_EQ(cuCtxCreate_v2(&gone, 0, 0), CUDA_SUCCESS);
+    ASSERT_EQ(cuCtxDestroy_v2(gone), CUDA_SUCCESS);
+    EXPECT_TRUE(fails(with(false, [gone](auto& c) { c.context = gone; }),
+                      KVPAGES_STATUS_DEVICE_UNAVAILABLE, "driver_failed"));
+    EXPECT_EQ(raw, nullptr);
+    Info<kvpages_device_info> info;
+    info.value.struct_size = sizeof(kvpages_device_info) - 1;
+    EXPECT_TRUE(fails(kvpages_device_get_info(0, &info), KVPAGES_STATUS_INVALID_ARGUMENT,
+                      "struct_size"));
+    Info<kvpages_device_info> missing;
+    EXPECT_TRUE(fails(kvpages_device_get_info(UINT32_MAX, &missing),
+                      KVPAGES_STATUS_DEVICE_UNAVAILABLE, "no_device"));
+    Engine engine(nullptr, false);
+    for (const kvpages_device& bad :
+         {kvpages_device{2, 0, nullptr}, kvpages_device{KVPAGES_DEVICE_KIND_HOST, 1, nullptr},
+          kvpages_device{KVPAGES_DEVICE_KIND_HOST, 0, &info}, cuda_device(nullptr, 2)}) {
+        const kvpages_memory_callbacks callbacks = engine.callbacks(bad);
+        EXPECT_NE(kvpages_memory_create_external(&callbacks, &raw), KVPAGES_STATUS_OK);
+        EXPECT_EQ(raw, nullptr);
+    }
+    EXPECT_TRUE(fails(kvpages_memory_create_adopted_device(nullptr, &info, 1, &raw),
+                      KVPAGES_STATUS_NULL_ARGUMENT, "null_argument", {"device"}));
+    const kvpages_device device = cuda_device(nullptr, 0);
+    EXPECT_TRUE(fails(kvpages_memory_create_adopted_device(&device, nullptr, 1, &raw),
+                      KVPAGES_STATUS_NULL_ARGUMENT, "null_argument", {"data"}));
+    EXPECT_TRUE(fails(kvpages_memory_create_adopted_device(&device, &info, SIZE_MAX, &raw),
+                      KVPAGES_STATUS_INVALID_ARGUMENT, "overflow"));
+    EXPECT_EQ(raw, nullptr);
+}
+
 TEST_F(CudaMemory, OutOfMemoryNamesNeededAndFreeBytes) {
     const Plan p = two_large_tensors(160);  // 10 MiB each
     standin_set_total_bytes(0, 15 * mib);
@@ -294,92 +441,6 @@ TEST_F(CudaMemory, ShrinkingWaitsForWorkOnWhatGoes) {
     EXPECT_EQ(cuCtxPopCurrent_v2(nullptr), CUDA_SUCCESS);
     EXPECT_EQ(cuDevicePrimaryCtxRelease_v2(0), CUDA_SUCCESS);
 }
-
-namespace {
-
-// An engine that allocates on a device by itself, as with cudaMalloc.
-class Engine {
-public:
-    Engine(CUcontext context, bool zeroes, std::int32_t refusal = 0)
-        : context_(context), zeroes_(zeroes), refusal_(refusal) {}
-
-    kvpages_memory_callbacks callbacks(const kvpages_device& device) {
-        kvpages_memory_callbacks made = KVPAGES_MEMORY_CALLBACKS_INIT;
-        made.user = this;
-        made.allocate = allocate;
-        made.release = release;
-        made.is_zeroed = zeroes_ ? 1 : 0;
-        made.device = device;
-        return made;
-    }
-
-    std::size_t alive = 0;
-
-private:
-    static std::int32_t allocate(void* user, std::size_t bytes, std::size_t, void** out) {
-        auto* const engine = static_cast<Engine*>(user);
-        if (engine->refusal_ != 0) {
-            return engine->refusal_;
-        }
-        CUdeviceptr address = 0;
-        EXPECT_EQ(cuCtxPushCurrent_v2(engine->context_), CUDA_SUCCESS);
-        EXPECT_EQ(cuMemAlloc_v2(&address, bytes), CUDA_SUCCESS);
-        if (engine->zeroes_) {
-            EXPECT_EQ(cuMemsetD8Async(address, 0, bytes, nullptr), CUDA_SUCCESS);
-            EXPECT_EQ(cuStreamSynchronize(nullptr), CUDA_SUCCESS);
-        }
-        EXPECT_EQ(cuCtxPopCurrent_v2(nullptr), CUDA_SUCCESS);
-        *out = reinterpret_cast<void*>(address);
-        ++engine->alive;
-        return 0;
-    }
-
-    static void release(void* user, void* data, std::size_t) {
-        auto* const engine = static_cast<Engine*>(user);
-        EXPECT_EQ(cuCtxPushCurrent_v2(engine->context_), CUDA_SUCCESS);
-        EXPECT_EQ(cuMemFree_v2(reinterpret_cast<CUdeviceptr>(data)), CUDA_SUCCESS);
-        EXPECT_EQ(cuCtxPopCurrent_v2(nullptr), CUDA_SUCCESS);
-        --engine->alive;
-    }
-
-    CUcontext context_;
-    bool zeroes_;
-    std::int32_t refusal_;
-};
-
-Memory external(Engine& engine, const kvpages_device& device) {
-    const kvpages_memory_callbacks callbacks = engine.callbacks(device);
-    kvpages_memory* raw = nullptr;
-    must(kvpages_memory_create_external(&callbacks, &raw));
-    return Memory(raw);
-}
-
-// A primary context that is current while this lives.
-class Primary {
-public:
-    explicit Primary(int device) : device_(device) {
-        EXPECT_EQ(cuDevicePrimaryCtxRetain(&context_, device), CUDA_SUCCESS);
-        EXPECT_EQ(cuCtxPushCurrent_v2(context_), CUDA_SUCCESS);
-    }
-    ~Primary() {
-        EXPECT_EQ(cuCtxPopCurrent_v2(nullptr), CUDA_SUCCESS);
-        EXPECT_EQ(cuDevicePrimaryCtxRelease_v2(device_), CUDA_SUCCESS);
-    }
-    Primary(const Primary&) = delete;
-    Primary& operator=(const Primary&) = delete;
-
-    CUcontext get() const { return context_; }
-
-private:
-    int device_;
-    CUcontext context_ = nullptr;
-};
-
-kvpages_device cuda_device(CUcontext context, std::uint32_t ordinal) {
-    return {KVPAGES_DEVICE_KIND_CUDA, ordinal, context};
-}
-
-}  // namespace
 
 TEST_F(CudaMemory, AnEnginesAllocatorOnADeviceIsZeroedThere) {
     const Plan p = three_tensors();

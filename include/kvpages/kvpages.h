@@ -3969,6 +3969,8 @@ kvpages_status kvpages_memory_create_host(struct kvpages_memory **out);
  * @param callbacks  Copied. Not NULL.
  * @param[out] out   Owned by the caller: kvpages_memory_destroy(). NULL on
  *                   failure.
+ * @retval KVPAGES_STATUS_DEVICE_UNAVAILABLE  The callbacks state a device; as
+ *         kvpages_device_count().
  */
 KVPAGES_API
 KVPAGES_MUST_USE
@@ -4019,7 +4021,10 @@ kvpages_status kvpages_memory_create_adopted_device(const struct kvpages_device 
  * @param config    Borrowed. Not NULL.
  * @param[out] out  Owned by the caller: kvpages_memory_destroy(). NULL on
  *                  failure.
- * @retval KVPAGES_STATUS_DEVICE_UNAVAILABLE  As kvpages_device_count().
+ * @retval KVPAGES_STATUS_DEVICE_UNAVAILABLE  As kvpages_device_count(), and when
+ *         there is no device of that number.
+ * @retval KVPAGES_STATUS_INVALID_ARGUMENT  A flag is unknown, or goes with
+ *         KVPAGES_CUDA_MEMORY_VIRTUAL and is given without it.
  * @retval KVPAGES_STATUS_UNSUPPORTED  The device lacks what a flag asks for.
  */
 KVPAGES_API
@@ -4029,12 +4034,14 @@ kvpages_status kvpages_memory_create_cuda(const struct kvpages_cuda_memory_confi
 
 /**
  * Memory of the host that a CUDA device copies from and to on its own. The host
- * reads and writes it like any other.
+ * reads and writes it like any other. A cache in it cannot be resized.
  *
  * @param config    Borrowed; no flags. Not NULL.
  * @param[out] out  Owned by the caller: kvpages_memory_destroy(). NULL on
  *                  failure.
- * @retval KVPAGES_STATUS_DEVICE_UNAVAILABLE  As kvpages_device_count().
+ * @retval KVPAGES_STATUS_DEVICE_UNAVAILABLE  As kvpages_device_count(), and when
+ *         there is no device of that number.
+ * @retval KVPAGES_STATUS_INVALID_ARGUMENT  A flag is set.
  */
 KVPAGES_API
 KVPAGES_MUST_USE
@@ -4059,7 +4066,11 @@ KVPAGES_API void kvpages_memory_destroy(struct kvpages_memory *memory);
  *                  they are not there. May be NULL.
  * @retval KVPAGES_STATUS_OUT_OF_HOST_MEMORY  The memory has not enough.
  * @retval KVPAGES_STATUS_OUT_OF_DEVICE_MEMORY  The device has not enough.
+ * @retval KVPAGES_STATUS_DEVICE_UNAVAILABLE  The driver failed; the kind is
+ *         "driver_failed", and the text names the driver's function.
  * @retval KVPAGES_STATUS_NOT_FOUND  The plan has no such worker.
+ * @retval KVPAGES_STATUS_INVALID_ARGUMENT  num_blocks is more than the plan has; the
+ *         kind is "cache_num_blocks".
  * @retval KVPAGES_STATUS_UNSUPPORTED  num_blocks is set, and this kind of memory
  *         cannot grow: only host memory and virtual CUDA memory can.
  */
@@ -4074,18 +4085,26 @@ kvpages_status kvpages_cache_create(const struct kvpages_plan *plan,
  * Destroys a cache and gives its memory back, or once what was made from it is
  * destroyed too (kvpages_ops). NULL is a no-op.
  *
+ * Nothing that runs on a device uses the memory any more. When the cache is in
+ * virtual CUDA memory, no stream of its context is being captured into a graph: the
+ * call waits for all work of the context, which would spoil the capture.
+ *
  * @param cache  Not used any more, and neither are its views.
  */
-KVPAGES_API void kvpages_cache_destroy(struct kvpages_cache *cache);
+KVPAGES_API
+void kvpages_cache_destroy(struct kvpages_cache *cache);
 
 /**
  * Changes how many blocks have memory, between steps. No address changes; views
  * and regions describe all blocks of the plan as before. New blocks are zero. The
  * operations of the cache know at once: a block without memory is out of range.
- * Tables do not, and take any block of the plan: hand out none that has no memory.
+ * Tables do not: they take any id below the number of blocks they were made for.
+ * Which blocks are handed out is the caller's to decide, and a kernel that follows
+ * a table to a block without memory faults.
  *
  * Nothing that runs on a device uses the blocks that go, and no other call uses
- * the cache or its operations. Memory comes and goes in pieces, for each run of
+ * the cache or its operations. Shrinking on a device waits for all work of the
+ * context, of which no stream may be in the course of a capture. Memory comes and goes in pieces, for each run of
  * blocks (keys and values may lie apart): whole pages or device granules, and no
  * more than about one 256th of an allocation. When growing fails, all is as
  * before. When a device fails while shrinking, the blocks are gone, and some of
@@ -4096,8 +4115,10 @@ KVPAGES_API void kvpages_cache_destroy(struct kvpages_cache *cache);
  * @param blocks_in_use  Borrowed: the blocks that hold something; none of them may
  *                       go. May be NULL when num_blocks_in_use is 0.
  * @param num_blocks_in_use  How many they are.
- * @retval KVPAGES_STATUS_INVALID_ARGUMENT  A block in use would go; the kind is
- *         "block_in_use", and the text names it.
+ * @retval KVPAGES_STATUS_INVALID_ARGUMENT  A block in use would go ("block_in_use"),
+ *         or has no memory now ("block_id_out_of_range"); the text names it. Or
+ *         num_blocks is 0 or more than there are addresses for ("cache_num_blocks").
+ * @retval KVPAGES_STATUS_DEVICE_UNAVAILABLE  The driver failed.
  * @retval KVPAGES_STATUS_OUT_OF_HOST_MEMORY  The host has not enough.
  * @retval KVPAGES_STATUS_OUT_OF_DEVICE_MEMORY  The device has not enough.
  * @retval KVPAGES_STATUS_UNSUPPORTED  The cache was made with memory for all

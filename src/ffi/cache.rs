@@ -161,7 +161,11 @@ pub struct kvpages_allocation {
 ///                  they are not there. May be NULL.
 /// @retval KVPAGES_STATUS_OUT_OF_HOST_MEMORY  The memory has not enough.
 /// @retval KVPAGES_STATUS_OUT_OF_DEVICE_MEMORY  The device has not enough.
+/// @retval KVPAGES_STATUS_DEVICE_UNAVAILABLE  The driver failed; the kind is
+///         "driver_failed", and the text names the driver's function.
 /// @retval KVPAGES_STATUS_NOT_FOUND  The plan has no such worker.
+/// @retval KVPAGES_STATUS_INVALID_ARGUMENT  num_blocks is more than the plan has; the
+///         kind is "cache_num_blocks".
 /// @retval KVPAGES_STATUS_UNSUPPORTED  num_blocks is set, and this kind of memory
 ///         cannot grow: only host memory and virtual CUDA memory can.
 #[must_use]
@@ -199,6 +203,10 @@ pub unsafe extern "C" fn kvpages_cache_create(
 /// Destroys a cache and gives its memory back, or once what was made from it is
 /// destroyed too (kvpages_ops). NULL is a no-op.
 ///
+/// Nothing that runs on a device uses the memory any more. When the cache is in
+/// virtual CUDA memory, no stream of its context is being captured into a graph: the
+/// call waits for all work of the context, which would spoil the capture.
+///
 /// @param cache  Not used any more, and neither are its views.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvpages_cache_destroy(cache: *mut kvpages_cache) {
@@ -209,10 +217,13 @@ pub unsafe extern "C" fn kvpages_cache_destroy(cache: *mut kvpages_cache) {
 /// Changes how many blocks have memory, between steps. No address changes; views
 /// and regions describe all blocks of the plan as before. New blocks are zero. The
 /// operations of the cache know at once: a block without memory is out of range.
-/// Tables do not, and take any block of the plan: hand out none that has no memory.
+/// Tables do not: they take any id below the number of blocks they were made for.
+/// Which blocks are handed out is the caller's to decide, and a kernel that follows
+/// a table to a block without memory faults.
 ///
 /// Nothing that runs on a device uses the blocks that go, and no other call uses
-/// the cache or its operations. Memory comes and goes in pieces, for each run of
+/// the cache or its operations. Shrinking on a device waits for all work of the
+/// context, of which no stream may be in the course of a capture. Memory comes and goes in pieces, for each run of
 /// blocks (keys and values may lie apart): whole pages or device granules, and no
 /// more than about one 256th of an allocation. When growing fails, all is as
 /// before. When a device fails while shrinking, the blocks are gone, and some of
@@ -223,8 +234,10 @@ pub unsafe extern "C" fn kvpages_cache_destroy(cache: *mut kvpages_cache) {
 /// @param blocks_in_use  Borrowed: the blocks that hold something; none of them may
 ///                       go. May be NULL when num_blocks_in_use is 0.
 /// @param num_blocks_in_use  How many they are.
-/// @retval KVPAGES_STATUS_INVALID_ARGUMENT  A block in use would go; the kind is
-///         "block_in_use", and the text names it.
+/// @retval KVPAGES_STATUS_INVALID_ARGUMENT  A block in use would go ("block_in_use"),
+///         or has no memory now ("block_id_out_of_range"); the text names it. Or
+///         num_blocks is 0 or more than there are addresses for ("cache_num_blocks").
+/// @retval KVPAGES_STATUS_DEVICE_UNAVAILABLE  The driver failed.
 /// @retval KVPAGES_STATUS_OUT_OF_HOST_MEMORY  The host has not enough.
 /// @retval KVPAGES_STATUS_OUT_OF_DEVICE_MEMORY  The device has not enough.
 /// @retval KVPAGES_STATUS_UNSUPPORTED  The cache was made with memory for all

@@ -125,6 +125,8 @@ pub unsafe extern "C" fn kvpages_memory_create_host(
 /// @param callbacks  Copied. Not NULL.
 /// @param[out] out   Owned by the caller: kvpages_memory_destroy(). NULL on
 ///                   failure.
+/// @retval KVPAGES_STATUS_DEVICE_UNAVAILABLE  The callbacks state a device; as
+///         kvpages_device_count().
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvpages_memory_create_external(
@@ -222,7 +224,10 @@ pub unsafe extern "C" fn kvpages_memory_create_adopted_device(
 /// @param config    Borrowed. Not NULL.
 /// @param[out] out  Owned by the caller: kvpages_memory_destroy(). NULL on
 ///                  failure.
-/// @retval KVPAGES_STATUS_DEVICE_UNAVAILABLE  As kvpages_device_count().
+/// @retval KVPAGES_STATUS_DEVICE_UNAVAILABLE  As kvpages_device_count(), and when
+///         there is no device of that number.
+/// @retval KVPAGES_STATUS_INVALID_ARGUMENT  A flag is unknown, or goes with
+///         KVPAGES_CUDA_MEMORY_VIRTUAL and is given without it.
 /// @retval KVPAGES_STATUS_UNSUPPORTED  The device lacks what a flag asks for.
 #[must_use]
 #[unsafe(no_mangle)]
@@ -263,12 +268,14 @@ pub unsafe extern "C" fn kvpages_memory_create_cuda(
 }
 
 /// Memory of the host that a CUDA device copies from and to on its own. The host
-/// reads and writes it like any other.
+/// reads and writes it like any other. A cache in it cannot be resized.
 ///
 /// @param config    Borrowed; no flags. Not NULL.
 /// @param[out] out  Owned by the caller: kvpages_memory_destroy(). NULL on
 ///                  failure.
-/// @retval KVPAGES_STATUS_DEVICE_UNAVAILABLE  As kvpages_device_count().
+/// @retval KVPAGES_STATUS_DEVICE_UNAVAILABLE  As kvpages_device_count(), and when
+///         there is no device of that number.
+/// @retval KVPAGES_STATUS_INVALID_ARGUMENT  A flag is set.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvpages_memory_create_pinned(
