@@ -561,7 +561,7 @@ TEST_F(CudaMemory, PinnedMemoryIsTheHostsAndTheDriversToo) {
     kvpages_ops* raw = nullptr;
     must(kvpages_ops_create(c.get(), &config, &raw));
     const std::int32_t block = 0;
-    must(kvpages_ops_zero_blocks(Ops(raw).get(), &block, 1, nullptr));
+    must(kvpages_ops_zero_blocks(Ops(raw).get(), &block, 1, nullptr, nullptr));
     EXPECT_EQ(static_cast<const unsigned char*>(part.data)[0], 0);
 
     Out<kvpages_cache*> out;
