@@ -172,7 +172,8 @@ TEST(Growable, MemoryReturns) {
         const std::uint64_t bytes = worker_info(plan).total_bytes;
         EXPECT_GE(full, bytes);
         // Each run keeps the pieces that its blocks touch, and so may its neighbour.
-        const std::uint64_t piece = bytes / 256 + 2 * static_cast<std::uint64_t>(sysconf(_SC_PAGESIZE));
+        const auto page = static_cast<std::uint64_t>(sysconf(_SC_PAGESIZE));
+        const std::uint64_t piece = bytes / 256 + 2 * page;
         const std::uint64_t slack = 2 * piece * regions(c).size();
         resize(c, 1024);
         EXPECT_LE(resident_bytes(c), bytes / 4 + slack);
