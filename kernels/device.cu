@@ -340,6 +340,66 @@ KVP_DEVICE void gather_packed_latent(const RowBatch& batch) {
     });
 }
 
+// --- tables --------------------------------------------------------------------------------------
+
+// A CTA for each patch.
+KVP_DEVICE void patch_tables(const TableStep& step) {
+    KVP_ROLLED for (uint32_t i = blockIdx.x; i < step.num_patches; i += gridDim.x) {
+        const RowPatch patch = step.patches[i];
+        const GroupTables& group = step.groups[patch.group];
+        int32_t* to = group.table + patch.row * group.width + patch.column;
+        const int32_t* from = step.ids + patch.first_id;
+        KVP_ROLLED for (uint32_t id = threadIdx.x; id < patch.count; id += blockDim.x) {
+            to[id] = from[id];
+        }
+    }
+}
+
+// The row of a request of the batch; without blocks for a dummy.
+KVP_DEVICE Row row_of(const TableStep& step, uint32_t number, uint64_t place) {
+    const GroupTables& group = step.groups[number];
+    const int32_t request = step.requests[place];
+    if (request < 0) return {group.table, 0};
+    const uint64_t at = static_cast<uint64_t>(number) * step.num_requests + place;
+    return {group.table + static_cast<uint64_t>(request) * group.width, step.lengths[at]};
+}
+
+// A CTA for each row of each group.
+KVP_DEVICE void gather_tables(const TableStep& step) {
+    const uint64_t count = static_cast<uint64_t>(step.num_groups) * step.num_rows;
+    KVP_ROLLED for (uint64_t i = blockIdx.x; i < count; i += gridDim.x) {
+        const auto number = static_cast<uint32_t>(i / step.num_rows);
+        const uint64_t place = i - static_cast<uint64_t>(number) * step.num_rows;
+        const GroupTables& group = step.groups[number];
+        const Row none{group.table, 0};
+        const Row row = place < step.num_requests ? row_of(step, number, place) : none;
+        int32_t* to = group.input + place * group.width;
+        KVP_ROLLED for (uint64_t column = threadIdx.x; column < group.width;
+                        column += blockDim.x) {
+            to[column] = gathered_id(row, column);
+        }
+    }
+}
+
+// A thread for each slot of each group.
+KVP_DEVICE void map_tables(const TableStep& step) {
+    const uint64_t count = step.num_groups * step.num_slots;
+    const auto tokens = static_cast<uint64_t>(step.query_start[step.num_requests]);
+    const uint64_t lanes = static_cast<uint64_t>(gridDim.x) * blockDim.x;
+    const uint64_t lane = static_cast<uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+    KVP_ROLLED for (uint64_t i = lane; i < count; i += lanes) {
+        const auto number = static_cast<uint32_t>(i / step.num_slots);
+        const uint64_t token = i - number * step.num_slots;
+        const GroupTables& group = step.groups[number];
+        int64_t slot = kPadSlot;
+        if (token < tokens) {
+            const uint64_t place = request_of(step.query_start, step.num_requests, token);
+            slot = slot_of(group.rule, row_of(step, number, place), step.positions[token]);
+        }
+        group.slots[token] = slot;
+    }
+}
+
 }  // namespace
 }  // namespace kvp
 
@@ -388,3 +448,6 @@ KVP_FOURS(bf16_e5m2, Bf16, F8E5m2)
 KVP_ROWS(f32, F32)
 KVP_ROWS(f16, F16)
 KVP_ROWS(bf16, Bf16)
+KVP_KERNEL(kvpages_patch_tables, kvp::TableStep, kvp::patch_tables)
+KVP_KERNEL(kvpages_gather_tables, kvp::TableStep, kvp::gather_tables)
+KVP_KERNEL(kvpages_map_tables, kvp::TableStep, kvp::map_tables)

@@ -10,6 +10,7 @@
 #include "blocks.h"
 #include "port.h"
 #include "rows.h"
+#include "tables.h"
 
 namespace kvp {
 
@@ -50,6 +51,41 @@ struct RowBatch {
     Rows layers[kMaxLayers];
 };
 
+// The tables of a group.
+struct GroupTables {
+    int32_t* table;  // a row of `width` ids for each request
+    int32_t* input;  // a row for each request of the batch
+    int64_t* slots;
+    uint64_t width;
+    SlotRule rule;
+};
+
+// Entries of one row that change: `count` of `TableStep::ids` from `first_id` on.
+struct RowPatch {
+    uint32_t group;
+    uint32_t row;
+    uint32_t column;
+    uint32_t count;
+    uint64_t first_id;
+};
+
+// What a step does to tables. All pointers are the device's. It has no table of groups of its own,
+// so there may be any number of them.
+struct TableStep {
+    const GroupTables* groups;
+    const RowPatch* patches;
+    const int32_t* ids;
+    const int32_t* requests;     // of the batch; negative for a dummy
+    const uint32_t* lengths;     // of their rows, num_requests for each group
+    const int32_t* query_start;  // num_requests + 1, going up from 0
+    const int64_t* positions;
+    uint32_t num_groups;
+    uint32_t num_patches;
+    uint32_t num_requests;
+    uint32_t num_rows;   // of the input tables that are written: null from num_requests on
+    uint64_t num_slots;  // that are written: pads past the tokens of the batch
+};
+
 // src/kernels/device.rs says the same; neither side compiles when a field is elsewhere.
 static_assert(offsetof(BlockList, table) == 0);
 static_assert(offsetof(BlockList, num_pieces) == 8);
@@ -73,6 +109,12 @@ static_assert(sizeof(RowBatch) == 3512);
 static_assert(sizeof(BlockList) <= kArgumentBytes);
 static_assert(sizeof(MoveList) <= kArgumentBytes);
 static_assert(sizeof(RowBatch) <= kArgumentBytes);
+static_assert(sizeof(TableStep) <= kArgumentBytes);
+
+// Without padding, for whoever lays them out by hand.
+static_assert(sizeof(GroupTables) == 104);
+static_assert(sizeof(RowPatch) == 24);
+static_assert(sizeof(TableStep) == 80);
 
 }  // namespace kvp
 

@@ -70,6 +70,18 @@ KVP_FN int64_t slot_of(const SlotRule& rule, Row row, int64_t position) {
     return row.ids[column] * rule.kernel_block_size + static_cast<int64_t>(block.rest);
 }
 
+// Index space: tokens, in any order. Which request has the token: the last one that starts at or
+// before it, of `count` that start at `starts`, the first at 0.
+KVP_FN uint64_t request_of(const int32_t* starts, uint64_t count, uint64_t token) {
+    uint64_t first = 0;
+    while (count > 1) {
+        const uint64_t half = count / 2;
+        if (static_cast<uint64_t>(starts[first + half]) <= token) first += half;
+        count -= half;
+    }
+    return first;
+}
+
 }  // namespace kvp
 
 #endif

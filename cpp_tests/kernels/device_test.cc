@@ -30,6 +30,9 @@ void kvpages_host_write(uint32_t form, uint32_t row_type, const kvp::Rows* rows,
                         const kvp::Slots* slots);
 void kvpages_host_gather(uint32_t form, uint32_t row_type, const kvp::Rows* rows,
                          const kvp::Slots* slots);
+void kvpages_host_gather_row(kvp::Row row, int32_t* to, uint64_t begin, uint64_t end);
+void kvpages_host_map_slots(const kvp::SlotRule* rule, kvp::Row row, const int64_t* positions,
+                            int64_t* slots, uint64_t count);
 }
 
 namespace {
@@ -609,6 +612,115 @@ TEST(DeviceKernels, RowsMoreThan4GiBApart) {
         each([&](const byte* from, float value) {
             EXPECT_NEAR(kvp::F32::get(from), value, 0.01f) << c.name;
         });
+    }
+}
+
+// --- tables --------------------------------------------------------------------------------------
+
+kvp::Divider divider(uint64_t divisor) { return {UINT64_MAX / divisor, divisor}; }
+
+kvp::SlotRule any_rule() {
+    const uint64_t interleave = any(1, 4), kernel_block = interleave * any(1, 4);
+    const uint64_t ratio = any(1, 4), ranks = any(1, 3);
+    return {divider(kernel_block * ratio), divider(interleave),  divider(ranks), any(0, ranks - 1),
+            ratio,                         static_cast<int64_t>(kernel_block)};
+}
+
+constexpr uint64_t kRows = 6, kTokens = 40;
+
+// A group, the device's side and the host's.
+struct TestGroup {
+    uint64_t width = any(1, 300);
+    kvp::SlotRule rule = any_rule();
+    std::vector<int32_t> table = std::vector<int32_t>(kRows * width, kvp::kNullBlock);
+    std::vector<int32_t> host_table = table;
+    std::vector<int32_t> input = std::vector<int32_t>(kRows * width, -7);
+    std::vector<int32_t> host_input = input;
+    std::vector<int64_t> slots = std::vector<int64_t>(kTokens, -7);
+    std::vector<int64_t> host_slots = slots;
+    std::vector<uint32_t> lengths = std::vector<uint32_t>(kRows, 0);
+
+    kvp::Row host_row(int32_t request) const {
+        if (request < 0) return {host_table.data(), 0};
+        const auto row = static_cast<uint64_t>(request);
+        return {host_table.data() + row * width, lengths[row]};
+    }
+};
+
+TEST(DeviceKernels, TablesArePatchedGatheredAndMappedAsTheHostDoes) {
+    for (int round = 0; round < 3000; ++round) {
+        std::vector<TestGroup> groups(any(1, 4));
+        std::vector<kvp::GroupTables> given;
+        std::vector<kvp::RowPatch> patches;
+        std::vector<int32_t> ids;
+        for (TestGroup& group : groups) {
+            const auto number = static_cast<uint32_t>(&group - groups.data());
+            for (uint32_t row = 0; row < kRows; ++row) {
+                if (coin()) continue;
+                const auto column = static_cast<uint32_t>(any(0, group.width - 1));
+                const auto count = static_cast<uint32_t>(any(0, group.width - column));
+                patches.push_back({number, row, column, count, ids.size()});
+                for (uint32_t i = 0; i < count; ++i) {
+                    ids.push_back(static_cast<int32_t>(any(1, 1000)));
+                    group.host_table[row * group.width + column + i] = ids.back();
+                }
+                group.lengths[row] = column + count;
+            }
+            given.push_back({group.table.data(), group.input.data(), group.slots.data(),
+                             group.width, group.rule});
+        }
+        const uint64_t count = any(0, kRows);
+        std::vector<int32_t> requests, query_start{0};
+        std::vector<int64_t> positions;
+        for (uint64_t i = 0; i < count; ++i) {
+            requests.push_back(static_cast<int32_t>(any(0, kRows)) - 1);
+            const uint64_t room = std::min<uint64_t>(kTokens - positions.size(), 12);
+            for (uint64_t token = any(0, room); token > 0; --token) {
+                positions.push_back(static_cast<int64_t>(any(0, 700)) - 2);
+            }
+            query_start.push_back(static_cast<int32_t>(positions.size()));
+        }
+        std::vector<uint32_t> lengths;
+        for (const TestGroup& group : groups) {
+            for (const int32_t request : requests) {
+                lengths.push_back(static_cast<uint32_t>(group.host_row(request).length));
+            }
+        }
+        kvp::TableStep step{};
+        step.groups = given.data();
+        step.patches = patches.data();
+        step.ids = ids.data();
+        step.requests = requests.data();
+        step.lengths = lengths.data();
+        step.query_start = query_start.data();
+        step.positions = positions.data();
+        step.num_groups = static_cast<uint32_t>(groups.size());
+        step.num_patches = static_cast<uint32_t>(patches.size());
+        step.num_requests = static_cast<uint32_t>(count);
+        step.num_rows = static_cast<uint32_t>(any(std::max<uint64_t>(count, 1), kRows));
+        step.num_slots = any(std::max<uint64_t>(positions.size(), 1), kTokens);
+        for (const char* name : {"patch", "gather", "map"}) {
+            run("kvpages_" + std::string(name) + "_tables", static_cast<uint32_t>(any(1, 9)),
+                static_cast<uint32_t>(any(1, 64)), 1, step);
+        }
+        for (TestGroup& group : groups) {
+            for (uint64_t row = 0; row < step.num_rows; ++row) {
+                kvpages_host_gather_row(group.host_row(row < count ? requests[row] : -1),
+                                        group.host_input.data() + row * group.width, 0,
+                                        group.width);
+            }
+            std::fill_n(group.host_slots.begin(), step.num_slots, kvp::kPadSlot);
+            for (uint64_t i = 0; i < count; ++i) {
+                const auto from = static_cast<uint64_t>(query_start[i]);
+                const auto to = static_cast<uint64_t>(query_start[i + 1]);
+                kvpages_host_map_slots(&group.rule, group.host_row(requests[i]),
+                                       positions.data() + from, group.host_slots.data() + from,
+                                       to - from);
+            }
+            ASSERT_EQ(group.table, group.host_table) << round;
+            ASSERT_EQ(group.input, group.host_input) << round;
+            ASSERT_EQ(group.slots, group.host_slots) << round;
+        }
     }
 }
 

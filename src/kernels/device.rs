@@ -146,6 +146,13 @@ const GATHER_SAME: Widths = [
 const WRITE_STRIDED: &CStr = c"kvpages_write_same_strided";
 const GATHER_STRIDED: &CStr = c"kvpages_gather_same_strided";
 
+/// The kernels of tables.
+const TABLES: [&CStr; 3] = [
+    c"kvpages_patch_tables",
+    c"kvpages_gather_tables",
+    c"kvpages_map_tables",
+];
+
 /// A kernel for each way.
 #[derive(Debug, Clone, Copy)]
 struct Ways {
@@ -210,7 +217,8 @@ pub(crate) fn names() -> impl Iterator<Item = &'static CStr> {
     });
     let of_rows = of_rows.flat_map(|ways| [ways.write, ways.gather]);
     let strided = [WRITE_STRIDED, GATHER_STRIDED];
-    of_widths.chain(strided).chain(of_rows)
+    let of_cache = of_widths.chain(strided).chain(of_rows);
+    of_cache.chain(TABLES)
 }
 
 // --- whole blocks --------------------------------------------------------------------------------
