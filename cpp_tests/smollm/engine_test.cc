@@ -7,6 +7,7 @@
 #include "smollm/model.h"
 #include "smollm/prompts.h"
 #include "smollm/sampler.h"
+#include "smollm/serve.h"
 #include "smollm/server.h"
 #include "smollm/threads.h"
 #include "smollm/tokenizer.h"
@@ -135,13 +136,12 @@ Served serve(Loaded& loaded, const std::vector<Request>& requests, Service how) 
     Recorder recorder(how.sampling, how.order);
     Server server(loaded.model, cache, recorder, how.server);
     if (how.shuffle) server.shuffle_blocks(*how.shuffle);
-    std::size_t next = 0;
-    for (std::size_t step = 0; next < how.order.size() || server.is_busy(); ++step) {
-        for (; next < how.order.size() && step >= next * how.gap; ++next) {
-            server.add(requests[how.order[next]]);
-        }
-        if (server.is_busy()) server.step();
-    }
+    smollm::serve(
+        server, how.order, how.gap, [&](std::size_t request) { return requests[request]; },
+        [](std::size_t) {},
+        [](std::size_t request, const std::string& why) {
+            ADD_FAILURE() << "request " << request << ": " << why;
+        });
     Served served;
     served.outcomes = recorder.outcomes;
     served.counts = server.counts();

@@ -2,7 +2,7 @@
 //
 // kv_cache     plan, cache, tables and operations: all calls to kvpages
 // attention    attention in plain C++ that reads through a view, by the block table
-// server       continuous batching: schedule, preempt, fork
+// server       continuous batching: schedule, preempt, fork; serve: requests that arrive
 // model, math  the transformer, and its arithmetic; quant: how weights are stored
 // gguf, tokenizer, chat, unicode   the model's file, and text
 // sampler, console, check, prompts, options, threads   what is around it
@@ -15,6 +15,7 @@
 #include "model.h"
 #include "options.h"
 #include "prompts.h"
+#include "serve.h"
 #include "server.h"
 #include "threads.h"
 #include "tokenizer.h"
@@ -71,27 +72,6 @@ std::vector<std::size_t> order_of_arrival(std::size_t count, const Order& order)
     if (order.kind == Order::reversed) std::reverse(numbers.begin(), numbers.end());
     if (order.kind == Order::random) engine::shuffle(numbers, order.seed);
     return numbers;
-}
-
-/// Serves prompts; they arrive in their order, `gap` steps apart. Steps without a request are passed
-/// over. `request(number)` is what prompt `number` asks for; `accepted(number)` and
-/// `refused(number, why)` are told of it, in the order of requests.
-template <typename MakeRequest, typename Accepted, typename Refused>
-void serve(Server& server, const std::vector<std::size_t>& order, std::size_t gap,
-           MakeRequest request, Accepted accepted, Refused refused) {
-    std::size_t next = 0;
-    for (std::size_t step = 0; next < order.size() || server.is_busy(); ++step) {
-        if (!server.is_busy()) step = std::max(step, next * gap);
-        for (; next < order.size() && step >= next * gap; ++next) {
-            try {
-                server.add(request(order[next]));
-                accepted(order[next]);
-            } catch (const std::runtime_error& error) {
-                refused(order[next], error.what());
-            }
-        }
-        if (server.is_busy()) server.step();
-    }
 }
 
 std::vector<std::int32_t> encode(const Engine& engine, const Prompt& prompt) {
