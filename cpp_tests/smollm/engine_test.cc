@@ -244,7 +244,7 @@ TEST_F(SmolLM, NeitherLayoutNorBlockSizeChangesATextByABit) {
 TEST_F(SmolLM, ThreadsDoNotChangeATextByABit) {
     const std::vector<Request> requests = short_requests(*loaded, 3, 6);
     const Outcomes expected = alone(*loaded, requests);
-    for (const std::size_t num_threads : {1, 3}) {
+    for (const std::size_t num_threads : {std::size_t{1}, std::size_t{3}}) {
         Loaded other(loaded->file.path(), num_threads);
         EXPECT_EQ(serve(other, requests, {}).outcomes, expected) << num_threads << " threads";
     }
