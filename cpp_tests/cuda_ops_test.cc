@@ -529,7 +529,7 @@ TEST_F(CudaOps, ACapturedGraphHasAllThatItNeeds) {
         const auto at = [&](std::size_t block) {
             return static_cast<std::ptrdiff_t>(block * page);
         };
-        for (const std::size_t block : {2, 5}) {
+        for (const std::size_t block : {2u, 5u}) {
             std::fill_n(expected.begin() + at(block), page, static_cast<unsigned char>(0));
         }
         std::copy_n(filled.begin() + at(1), page, expected.begin() + at(4));

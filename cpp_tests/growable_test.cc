@@ -135,7 +135,7 @@ TEST(Growable, BytesAndAddressesSurviveAndNewBlocksAreZero) {
         kvpages_tensor view_before{};
         must(kvpages_cache_get_view(c.get(), 0, 0, &view_before));
         std::uint64_t present = 0;
-        for (const std::uint64_t num_blocks : {5, 6, 17, 3, 4, 64, 2, 33, 33, 1, 64}) {
+        for (const std::uint64_t num_blocks : {5u, 6u, 17u, 3u, 4u, 64u, 2u, 33u, 33u, 1u, 64u}) {
             if (num_blocks != kvpages_cache_num_blocks(c.get())) {
                 resize(c, num_blocks);
             }
@@ -301,7 +301,7 @@ TEST(Growable, MoreThanAnyMachineHasIsReservedOrRefused) {
     kvpages_memory* raw = nullptr;
     must(kvpages_memory_create_host(&raw));
     const Memory host(raw);
-    for (const std::uint64_t num_blocks : {0, 1}) {
+    for (const std::uint64_t num_blocks : {0u, 1u}) {
         kvpages_cache* out = nullptr;
         EXPECT_TRUE(fails(try_cache(larger, host, num_blocks, &out),
                           KVPAGES_STATUS_OUT_OF_HOST_MEMORY, "out_of_host_memory",

@@ -585,8 +585,8 @@ TEST(DeviceKernels, RowsMoreThan4GiBApart) {
                    head * rows.key_head;
         };
         const auto each = [&](auto call) {
-            for (uint64_t token : {0, 1}) {
-                for (uint64_t head : {0, 1}) {
+            for (uint64_t token : {0u, 1u}) {
+                for (uint64_t head : {0u, 1u}) {
                     for (bool is_value : {false, true}) {
                         call(row(token, head, is_value),
                              static_cast<float>(1 + token * 4 + head * 2 + (is_value ? 1 : 0)));
