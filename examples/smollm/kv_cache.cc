@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <utility>
 
 namespace smollm {
@@ -49,21 +50,26 @@ kvpages::TablesConfig tables_config(const CacheOptions& options) {
     return config;
 }
 
-/// Keeps the metadata of a step as it comes. On a device it would be copied there.
+/// Keeps the metadata of a step as it comes, but for the block table, which attention reads on the
+/// host. Kernels on a device would read it where it is.
 class MetadataBuilder : public kvpages::Builder {
 public:
+    explicit MetadataBuilder(const device::Device& device) : read_table_(device), slots_(device) {}
+
     void* build(const kvpages_common_metadata& common, void*) override {
         metadata_.num_requests = common.num_requests;
         metadata_.query_start = common.query_start_host;
-        metadata_.seq_lens = common.seq_lens;
+        metadata_.seq_lens = common.seq_lens_host_bound;  // the batch's own, so exact
         metadata_.block_table = common.block_table;
-        metadata_.slots = kvpages::Tensor(common.slot_mapping)
+        metadata_.slots = slots_(kvpages::Tensor(common.slot_mapping)
                               .span<const std::int64_t>()
-                              .first(common.num_tokens);
+                              .first(common.num_tokens));
         return &metadata_;
     }
 
 private:
+    device::Download<std::int32_t> read_table_;
+    device::Upload<std::int64_t> slots_;
     StepMetadata metadata_;
 };
 
@@ -95,13 +101,18 @@ KvCache::KvCache(const ModelConfig& model, const CacheOptions& options, ThreadPo
     : options_(options),
       shape_{model.num_heads, model.num_kv_heads, model.head_size},
       threads_(threads),
+      device_(options.place),
       plan_(make_plan(model, options)),
-      cache_(kvpages::Cache::allocate(plan_, kvpages::Memory::host())),
+      cache_(kvpages::Cache::allocate(plan_, device_.memory())),
+      pages_(device_, plan_, cache_),
+      keys_(device_),
+      values_(device_),
       tables_(kvpages::Tables::make(plan_, tables_config(options))),
       ops_(cache_),
+      builders_(device_),
       attention_(kvpages::Attention::make(plan_, builders_)) {
     for (std::size_t layer = 0; layer < cache_.num_layers(); ++layer) {
-        views_.push_back({cache_.view(layer), cache_.axes(layer)});
+        views_.push_back({pages_.cache().view(layer), cache_.axes(layer)});
     }
     touch_all_blocks();
 }
@@ -110,11 +121,11 @@ KvCache::KvCache(const ModelConfig& model, const CacheOptions& options, ThreadPo
 void KvCache::touch_all_blocks() {
     std::vector<std::int32_t> ids(num_blocks());
     std::iota(ids.begin(), ids.end(), 0);
-    ops_.zero_blocks(ids);
+    ops_.zero_blocks(ids, device_.stream());
 }
 
 std::unique_ptr<kvpages::Builder> KvCache::Builders::create(const kvpages_builder_info&) {
-    return std::make_unique<MetadataBuilder>();
+    return std::make_unique<MetadataBuilder>(device_);
 }
 
 /// Runs a call to kvpages on the engine's clock.
@@ -134,7 +145,7 @@ void KvCache::clear_row(std::size_t row) {
 }
 
 void KvCache::copy_blocks(kvpages::Span<const kvpages_block_copy> copies) {
-    timed([&] { ops_.copy_blocks(copies); });
+    timed([&] { ops_.copy_blocks(copies, device_.stream()); });
 }
 
 void KvCache::begin_step(const kvpages::Batch& batch) {
@@ -144,9 +155,13 @@ void KvCache::begin_step(const kvpages::Batch& batch) {
 void KvCache::run(std::size_t layer, const float* queries, const float* keys, const float* values,
                   float* out) {
     const auto& metadata = *attention_.metadata<const StepMetadata>(layer);
+    const std::size_t size = metadata.slots.size() * shape_.num_kv_heads * shape_.head_size;
+    const auto rows =
+        kvpages::kv_rows(layer, keys_({keys, size}).data(), values_({values, size}).data());
     timed([&] {
-        ops_.write(kvpages::kv_rows(layer, keys, values), metadata.slots, kvpages::Dtype::f32);
+        ops_.write(rows, metadata.slots, kvpages::Dtype::f32, std::nullopt, device_.stream());
     });
+    pages_.fetch(layer, metadata.block_table, {metadata.seq_lens, metadata.num_requests});
     attend(shape_, views_[layer], metadata, queries, out, threads_);
 }
 

@@ -1,6 +1,7 @@
 // The KV cache of the engine: all that it does with kvpages is here and in attention.cc.
 #pragma once
 
+#include "../device/device.h"
 #include "attention.h"
 #include "model.h"
 #include "threads.h"
@@ -33,6 +34,7 @@ const std::vector<CacheLayout>& cache_layouts();  ///< the first is the default
 
 /// What a cache is made for.
 struct CacheOptions {
+    device::Place place;
     CacheType type = cache_types().front();
     CacheLayout layout = cache_layouts().front();
     std::uint64_t block_size = 16;        ///< tokens
@@ -43,6 +45,9 @@ struct CacheOptions {
 };
 
 /// Memory for the keys and values of all layers, and the attention that reads them.
+///
+/// On a device are the cache, the block tables and the slots, and the operations work there, on a
+/// stream. Attention stays the host's: it is given the pages that a kernel would read.
 class KvCache : public AttentionLayers {
 public:
     KvCache(const ModelConfig& model, const CacheOptions& options, ThreadPool& threads);
@@ -76,7 +81,12 @@ public:
 private:
     /// Makes the one builder that there is: all layers are alike.
     class Builders : public kvpages::BuilderFactory {
+    public:
+        explicit Builders(const device::Device& device) : device_(device) {}
         std::unique_ptr<kvpages::Builder> create(const kvpages_builder_info& info) override;
+
+    private:
+        const device::Device& device_;
     };
 
     void touch_all_blocks();
@@ -87,13 +97,16 @@ private:
     CacheOptions options_;
     AttentionShape shape_;
     ThreadPool& threads_;
+    device::Device device_;
     kvpages::Plan plan_;
     kvpages::Cache cache_;
+    device::HostPages pages_;
+    device::Upload<float> keys_, values_;
     kvpages::Tables tables_;
     kvpages::Ops ops_;
     Builders builders_;
     kvpages::Attention attention_;
-    std::vector<KvView> views_;  ///< by layer
+    std::vector<KvView> views_;  ///< by layer, of pages_
     std::chrono::duration<double> in_kvpages_{0};
 };
 

@@ -149,6 +149,9 @@ int main(int argc, char** argv) {
         if (!options) return 0;
         Engine engine(*options);
         return options->check ? check(engine) : generate(engine);
+    } catch (const kvpages::Error& error) {  // such as a device that is not there
+        std::fprintf(stderr, "smollm: %s\n", error.what());
+        return 1;
     } catch (const std::exception& error) {
         std::fprintf(stderr, "smollm: %s\n", error.what());
         return 2;

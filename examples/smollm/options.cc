@@ -41,6 +41,9 @@ the cache
   --kernel-block N      tokens of a kernel block, which divide a block; those of a block
   --blocks N            blocks that there are. With few, requests wait and are computed again; 256
   --shuffle-blocks N    blocks are handed out in another order, by this seed
+  --device DEVICE       host, or cuda:N: the cache, its tables and what kvpages does are on that CUDA
+                        device. The model is computed on the host all the same, so this is slower;
+                        host
   --explain             prints how the memory is shared out
 
 the engine
@@ -130,6 +133,7 @@ std::map<std::string, Set> options_with_value(Options& o) {
         {"--block-size", [&](const std::string& v) { o.cache.block_size = whole(v, 1); }},
         {"--kernel-block", [&](const std::string& v) { o.cache.kernel_block_size = whole(v, 1); }},
         {"--blocks", [&](const std::string& v) { o.cache.num_blocks = whole(v, 1); }},
+        {"--device", [&](const std::string& v) { o.cache.place = device::parse_place(v); }},
         {"--shuffle-blocks", [&](const std::string& v) { o.shuffle_blocks = whole(v); }},
         {"--max-requests", [&](const std::string& v) { o.max_running = whole(v, 1); }},
         {"--batch-tokens", [&](const std::string& v) { o.max_tokens = whole(v, 1); }},
