@@ -1,6 +1,7 @@
 // The loop of an inference engine: requests come, run together step by step, and go.
 #pragma once
 
+#include "../device/device.h"
 #include "blocks.h"
 #include "metadata.h"
 #include "models.h"
@@ -34,12 +35,16 @@ struct Counts {
 /// Runs requests on the first layer of each group of a model: these share their memory.
 class Loop {
 public:
-    Loop(const EngineModel& model, const kvpages::Plan& plan, const kvpages::Cache& cache)
-        : cache_(cache),
+    Loop(const EngineModel& model, const kvpages::Plan& plan, const kvpages::Cache& cache,
+         const device::Device& device)
+        : device_(device),
+          cache_(cache),
+          pages_(device, plan, cache),
           needs_zeroing_(plan.worker().needs_zeroing != 0),
           pool_(cache.num_blocks()),
           ops_(cache),
           tables_(kvpages::Tables::make(plan, tables_config())),
+          builders_(device),
           attention_(kvpages::Attention::make(plan, builders_)) {
         for (std::size_t row = kMaxRunning; row > 0; --row) free_rows_.push_back(row - 1);
         windows_.resize(tables_.num_groups());
@@ -147,7 +152,7 @@ private:
                 if (after[i] != before[i]) copies.push_back({before[i], after[i]});
             }
         }
-        ops_.copy_blocks(copies);
+        ops_.copy_blocks(copies, device_.stream());
         const std::size_t number = from.number;
         add(std::move(request), arrival, &number);
         ++counts_.forks;
@@ -200,7 +205,7 @@ private:
     /// Where layers of different types share memory, a block's new owner must find zeros: a state
     /// starts from them. The plan knows whether that is so.
     void zero_fresh_blocks() {
-        if (needs_zeroing_) ops_.zero_blocks(fresh_);
+        if (needs_zeroing_) ops_.zero_blocks(fresh_, device_.stream());
         fresh_.clear();
     }
 
@@ -255,15 +260,16 @@ private:
         const Layer& layer = model.layers[number];
         layer_numbers_.push_back(number);
         if (layer.is_state()) {
-            trials_.push_back(std::make_unique<StateTrial>(cache_, layer));
+            trials_.push_back(std::make_unique<StateTrial>(pages_, layer));
         } else {
             trials_.push_back(
-                std::make_unique<AttentionTrial>(cache_, ops_, layer, model.format));
+                std::make_unique<AttentionTrial>(device_, pages_, ops_, layer, model.format));
         }
     }
 
-    void require_untouched_null_block() const {
-        for (const kvpages_region& region : cache_.regions()) {
+    void require_untouched_null_block() {
+        pages_.fetch_all({&kNullBlock, 1});
+        for (const kvpages_region& region : pages_.cache().regions()) {
             const char* bytes = static_cast<const char*>(region.data);
             for (std::uint64_t i = 0; i < region.block_step_bytes; ++i) {
                 require(bytes[i] == 0, "somebody wrote to the null block");
@@ -278,7 +284,9 @@ private:
         return config;
     }
 
+    const device::Device& device_;
     const kvpages::Cache& cache_;
+    device::HostPages pages_;
     bool needs_zeroing_;
     BlockPool pool_;
     kvpages::Ops ops_;

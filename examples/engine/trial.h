@@ -1,6 +1,7 @@
 // Layers that run through the cache, and through memory that is not paged beside it.
 #pragma once
 
+#include "../device/device.h"
 #include "attention.h"
 #include "metadata.h"
 #include "models.h"
@@ -16,6 +17,7 @@
 #include <cstring>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -109,16 +111,24 @@ struct KeysAndValues {
 
 class AttentionTrial : public LayerTrial {
 public:
-    AttentionTrial(const kvpages::Cache& cache, const kvpages::Ops& ops, const Layer& layer,
-                   const CacheFormat& format)
+    AttentionTrial(const device::Device& device, device::HostPages& pages,
+                   const kvpages::Ops& ops, const Layer& layer, const CacheFormat& format)
         : LayerTrial(layer),
+          device_(device),
+          pages_(pages),
           ops_(ops),
           format_(format),
-          number_(cache.find(layer.name)),
-          view_(cache.view(number_), cache.axes(number_)) {}
+          number_(pages.cache().find(layer.name)),
+          view_(pages.cache().view(number_), pages.cache().axes(number_)),
+          new_keys_(device),
+          new_values_(device),
+          slots_(device),
+          keys_(device),
+          values_(device) {}
 
     Outputs run(const Batch& batch, const Metadata& metadata) override {
         write(batch, metadata);
+        pages_.fetch(number_, metadata.block_table, metadata.seq_lens());
         if (!is_exact()) keep_what_was_stored(batch, metadata);
         Outputs outputs;
         for (std::size_t i = 0; i < batch.requests.size(); ++i) {
@@ -154,9 +164,10 @@ private:
                 project(request.tokens[t], t, rows, contiguous_.at(request.number).given);
             }
         }
-        const kvpages_kv_rows given = kvpages::kv_rows(number_, rows.keys.data(), rows.values.data(),
-                                                       format_.scale, format_.scale);
-        ops_.write(given, metadata.new_slots(), kvpages::Dtype::f32);
+        const kvpages_kv_rows given =
+            kvpages::kv_rows(number_, new_keys_(rows.keys).data(), new_values_(rows.values).data(),
+                             format_.scale, format_.scale);
+        ops_.write(given, metadata.new_slots, kvpages::Dtype::f32, std::nullopt, device_.stream());
     }
 
     void project(std::int32_t token, std::uint64_t position, KeysAndValues& rows,
@@ -224,26 +235,24 @@ private:
         for (std::uint64_t token = 0; token < metadata.seq_len(i); ++token) {
             slots.push_back(static_cast<std::int64_t>(metadata.slot(i, token)));
         }
-        gathered_ = gather(slots);
+        gathered_ = gather(slots_(slots));
         return in_order(gathered_);
     }
 
-    KeysAndValues gather(kvpages::Span<const std::int64_t> slots) const {
-        KeysAndValues rows;
-        rows.keys.resize(slots.size() * row_elements());
-        rows.values.resize(slots.size() * row_elements());
+    KeysAndValues gather(kvpages::Span<const std::int64_t> slots) {
         kvpages_kv_rows_out room{};
         room.layer = number_;
-        room.keys = rows.keys.data();
-        room.values = rows.values.data();
+        room.keys = keys_.room(slots.size() * row_elements());
+        room.values = values_.room(slots.size() * row_elements());
         room.key_scale = room.value_scale = format_.scale;
-        ops_.gather({&room, 1}, slots, kvpages::Dtype::f32);
-        return rows;
+        ops_.gather({&room, 1}, slots, kvpages::Dtype::f32, std::nullopt, device_.stream());
+        const auto keys = keys_.read(), values = values_.read();
+        return {{keys.begin(), keys.end()}, {values.begin(), values.end()}};
     }
 
     /// Right after it was, so that whatever happens to it later is a difference.
     void keep_what_was_stored(const Batch& batch, const Metadata& metadata) {
-        const KeysAndValues rows = gather(metadata.new_slots());
+        const KeysAndValues rows = gather(metadata.new_slots);
         const auto append = [&](std::vector<float>& to, const std::vector<float>& from,
                                 std::size_t i) {
             const auto size = static_cast<std::ptrdiff_t>(row_elements());
@@ -297,10 +306,15 @@ private:
         return format_.largest_error + std::expm1(2 * format_.largest_error * largest);
     }
 
+    const device::Device& device_;
+    device::HostPages& pages_;
     const kvpages::Ops& ops_;
     CacheFormat format_;
     std::size_t number_;
     KvView view_;
+    device::Upload<float> new_keys_, new_values_;
+    device::Upload<std::int64_t> slots_;
+    device::Results<float> keys_, values_;
     KeysAndValues gathered_;
     std::map<std::size_t, Contiguous> contiguous_;
 };
@@ -308,10 +322,10 @@ private:
 /// A state is one entry of each of the layer's views, at the request's only block.
 class StateTrial : public LayerTrial {
 public:
-    StateTrial(const kvpages::Cache& cache, const Layer& layer) : LayerTrial(layer) {
-        const std::size_t number = cache.find(layer.name);
-        for (std::size_t state = 0; state < cache.num_views(number); ++state) {
-            views_.push_back(cache.view(number, state));
+    StateTrial(device::HostPages& pages, const Layer& layer)
+        : LayerTrial(layer), pages_(pages), number_(pages.cache().find(layer.name)) {
+        for (std::size_t state = 0; state < pages.cache().num_views(number_); ++state) {
+            views_.push_back(pages.cache().view(number_, state));
             require_no_gaps(views_.back());
         }
     }
@@ -321,12 +335,15 @@ public:
         for (std::size_t i = 0; i < batch.requests.size(); ++i) {
             const Request& request = *batch.requests[i];
             const std::uint64_t block = metadata.kernel_block(i, 0);
+            const auto id = static_cast<std::int32_t>(block);
+            pages_.fetch(number_, {&id, 1});
             for (std::size_t state = 0; state < views_.size(); ++state) {
                 std::vector<float>& beside = contiguous_.at(request.number)[state];
                 update(request.tokens[batch.seq_len(i) - 1], state, block, beside);
                 outputs[i] = load(state, block);
                 differences_.paging.add(largest_difference(outputs[i], beside), 0);
             }
+            pages_.put(number_, {&id, 1});
         }
         return outputs;
     }
@@ -392,6 +409,8 @@ private:
         return static_cast<std::size_t>(block) * static_cast<std::size_t>(view.strides[0]);
     }
 
+    device::HostPages& pages_;
+    std::size_t number_;
     std::vector<kvpages::Tensor> views_;
     std::map<std::size_t, std::vector<std::vector<float>>> contiguous_;
 };
