@@ -43,7 +43,7 @@ public:
           needs_zeroing_(plan.worker().needs_zeroing != 0),
           pool_(cache.num_blocks()),
           ops_(cache),
-          tables_(kvpages::Tables::make(plan, tables_config())),
+          tables_(kvpages::Tables::make(plan, tables_config(cache))),
           builders_(device),
           attention_(kvpages::Attention::make(plan, builders_)) {
         for (std::size_t row = kMaxRunning; row > 0; --row) free_rows_.push_back(row - 1);
@@ -97,7 +97,7 @@ private:
         zero_fresh_blocks();
 
         attention_.build(tables_.prepare(
-            {batch.rows, batch.query_start, batch.seq_lens, batch.positions}));
+            {batch.rows, batch.query_start, batch.seq_lens, batch.positions, device_.stream()}));
 
         Outputs outputs;
         for (std::size_t i = 0; i < trials_.size(); ++i) {
@@ -277,8 +277,9 @@ private:
         }
     }
 
-    static kvpages::TablesConfig tables_config() {
+    static kvpages::TablesConfig tables_config(const kvpages::Cache& cache) {
         kvpages::TablesConfig config;
+        config.device = cache.device();
         config.max_requests = kMaxRunning;
         config.max_tokens = kMaxRunning * kChunk;
         return config;

@@ -14,8 +14,7 @@ namespace engine {
 /// A step as the layers of one attention group see it.
 struct Metadata {
     kvpages_common_metadata common = KVPAGES_COMMON_METADATA_INIT;
-    kvpages::Tensor block_table;                 ///< for the host, which is this example's kernels'
-    kvpages::Span<const std::int64_t> new_slots; ///< where the tokens of this step go
+    kvpages::Tensor block_table;  ///< as the host can read it, where this example's kernels are
     std::uint64_t kernel_block_size = 0;
 
     /// Entry `index` of a request's row of the block table.
@@ -27,6 +26,11 @@ struct Metadata {
     std::uint64_t slot(std::size_t request, std::uint64_t token) const {
         return kernel_block(request, token / kernel_block_size) * kernel_block_size +
                token % kernel_block_size;
+    }
+
+    /// Where the tokens of this step go.
+    kvpages::Span<const std::int64_t> new_slots() const {
+        return {static_cast<const std::int64_t*>(common.slot_mapping.data), common.num_tokens};
     }
 
     /// Tokens of each request. The bounds are the batch's own numbers, so they are exact.
@@ -44,21 +48,18 @@ struct Metadata {
 class MetadataBuilder : public kvpages::Builder {
 public:
     MetadataBuilder(const device::Device& device, std::uint64_t kernel_block_size)
-        : read_table_(device), slots_(device) {
+        : read_table_(device) {
         metadata_.kernel_block_size = kernel_block_size;
     }
 
     void* build(const kvpages_common_metadata& common, void*) override {
         metadata_.common = common;
-        metadata_.block_table = common.block_table;
-        metadata_.new_slots =
-            slots_({static_cast<const std::int64_t*>(common.slot_mapping.data), common.num_tokens});
+        metadata_.block_table = device::download_table(read_table_, common.block_table);
         return &metadata_;
     }
 
 private:
     device::Download<std::int32_t> read_table_;
-    device::Upload<std::int64_t> slots_;
     Metadata metadata_;
 };
 

@@ -167,7 +167,7 @@ private:
         const kvpages_kv_rows given =
             kvpages::kv_rows(number_, new_keys_(rows.keys).data(), new_values_(rows.values).data(),
                              format_.scale, format_.scale);
-        ops_.write(given, metadata.new_slots, kvpages::Dtype::f32, std::nullopt, device_.stream());
+        ops_.write(given, metadata.new_slots(), kvpages::Dtype::f32, std::nullopt, device_.stream());
     }
 
     void project(std::int32_t token, std::uint64_t position, KeysAndValues& rows,
@@ -252,7 +252,7 @@ private:
 
     /// Right after it was, so that whatever happens to it later is a difference.
     void keep_what_was_stored(const Batch& batch, const Metadata& metadata) {
-        const KeysAndValues rows = gather(metadata.new_slots);
+        const KeysAndValues rows = gather(metadata.new_slots());
         const auto append = [&](std::vector<float>& to, const std::vector<float>& from,
                                 std::size_t i) {
             const auto size = static_cast<std::ptrdiff_t>(row_elements());

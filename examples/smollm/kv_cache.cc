@@ -43,8 +43,9 @@ kvpages::Plan make_plan(const ModelConfig& model, const CacheOptions& options) {
     return kvpages::Plan::make(layers, config);
 }
 
-kvpages::TablesConfig tables_config(const CacheOptions& options) {
+kvpages::TablesConfig tables_config(const CacheOptions& options, const kvpages::Cache& cache) {
     kvpages::TablesConfig config;
+    config.device = cache.device();
     config.max_requests = options.max_requests;
     config.max_tokens = options.max_tokens;
     return config;
@@ -54,22 +55,21 @@ kvpages::TablesConfig tables_config(const CacheOptions& options) {
 /// host. Kernels on a device would read it where it is.
 class MetadataBuilder : public kvpages::Builder {
 public:
-    explicit MetadataBuilder(const device::Device& device) : read_table_(device), slots_(device) {}
+    explicit MetadataBuilder(const device::Device& device) : read_table_(device) {}
 
     void* build(const kvpages_common_metadata& common, void*) override {
         metadata_.num_requests = common.num_requests;
         metadata_.query_start = common.query_start_host;
         metadata_.seq_lens = common.seq_lens_host_bound;  // the batch's own, so exact
-        metadata_.block_table = common.block_table;
-        metadata_.slots = slots_(kvpages::Tensor(common.slot_mapping)
+        metadata_.block_table = device::download_table(read_table_, common.block_table);
+        metadata_.slots = kvpages::Tensor(common.slot_mapping)
                               .span<const std::int64_t>()
-                              .first(common.num_tokens));
+                              .first(common.num_tokens);
         return &metadata_;
     }
 
 private:
     device::Download<std::int32_t> read_table_;
-    device::Upload<std::int64_t> slots_;
     StepMetadata metadata_;
 };
 
@@ -107,7 +107,7 @@ KvCache::KvCache(const ModelConfig& model, const CacheOptions& options, ThreadPo
       pages_(device_, plan_, cache_),
       keys_(device_),
       values_(device_),
-      tables_(kvpages::Tables::make(plan_, tables_config(options))),
+      tables_(kvpages::Tables::make(plan_, tables_config(options, cache_))),
       ops_(cache_),
       builders_(device_),
       attention_(kvpages::Attention::make(plan_, builders_)) {
@@ -148,7 +148,8 @@ void KvCache::copy_blocks(kvpages::Span<const kvpages_block_copy> copies) {
     timed([&] { ops_.copy_blocks(copies, device_.stream()); });
 }
 
-void KvCache::begin_step(const kvpages::Batch& batch) {
+void KvCache::begin_step(kvpages::Batch batch) {
+    batch.stream = device_.stream();
     timed([&] { attention_.build(tables_.prepare(batch)); });
 }
 

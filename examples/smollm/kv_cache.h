@@ -71,7 +71,7 @@ public:
     void clear_row(std::size_t row);
     void copy_blocks(kvpages::Span<const kvpages_block_copy> copies);
     /// What run() works on until the next call. The batch's arrays must stay.
-    void begin_step(const kvpages::Batch& batch);
+    void begin_step(kvpages::Batch batch);
 
     // --- what the model asks for ---
 

@@ -1,0 +1,133 @@
+// The loop of examples/engine.cc on a device whose memory the host cannot touch, and where work waits
+// until it is waited for: a pointer that is followed on the wrong side, or a result that is read too
+// early, does not pass.
+#include "engine/loop.h"
+
+#include "driver.h"
+#include "standin.h"
+
+#include <gtest/gtest.h>
+#include <kvpages/kvpages.hpp>
+
+#include <cstdint>
+#include <ostream>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace {
+
+class CudaEngine : public ::testing::Test {
+protected:
+    void SetUp() override {
+        standin_reset();
+        ASSERT_EQ(cuInit(0), CUDA_SUCCESS);
+        standin_set_protected(true);
+        standin_set_deferred(true);
+    }
+
+    void TearDown() override {
+        EXPECT_EQ(standin_num_leaks(nullptr), 0u) << standin_describe_leaks();
+        EXPECT_EQ(standin_num_violations(), 0u) << standin_describe_violations();
+        standin_reset();
+    }
+};
+
+/// One forks; the last two wait for a row, and get blocks that had another owner.
+std::vector<engine::Arrival> arrivals() {
+    return {{150, 8, {}}, {40, 12, {}}, {7, 5, {}}, {0, 9, 1}, {70, 6, {}}, {33, 4, {}}};
+}
+
+/// Full attention, a sliding window and states, which share blocks.
+engine::EngineModel small_hybrid() {
+    const kvpages::Backend attention = kvpages::Backend::preset(kvpages::Preset::flash_infer_hnd);
+    const engine::Layer full{"", "full", 4, 2, 64, 0}, sliding{"", "sliding", 4, 2, 64, 48};
+    engine::EngineModel hybrid{
+        "hybrid", {}, {}, engine::laptop(4096), engine::bf16_on_both_sides()};
+    hybrid.plan_config.memory_bytes = std::int64_t{8} << 20;
+
+    kvpages::StateSpec state;
+    state.kind = kvpages::StateKind::gated_delta_net;
+    state.add(kvpages::Dtype::bf16, {3, 64});
+    state.add(kvpages::Dtype::f32, {2, 16, 16});
+    const kvpages_hybrid_block block =
+        kvpages::hybrid_block_size(engine::attention_spec(full, 16), state, attention);
+    state.block_size = hybrid.plan_config.max_model_len;
+    state.page_size_padded_bytes = block.page_size_bytes;
+    for (int i = 0; i < 6; ++i) {
+        if (i % 3 == 0) {
+            engine::add_state(hybrid, i, state,
+                              kvpages::Backend::preset(kvpages::Preset::gated_delta_net));
+        } else {
+            engine::add_attention(hybrid, i % 3 == 1 ? full : sliding, i, block.block_size,
+                                  attention);
+        }
+    }
+    return hybrid;
+}
+
+struct Outcome {
+    engine::Counts counts;
+    engine::Differences differences;
+    std::vector<std::string> kinds;
+};
+
+bool operator==(const engine::Difference& a, const engine::Difference& b) {
+    return a.largest == b.largest && a.bound == b.bound && a.holds == b.holds;
+}
+
+Outcome serve(const engine::EngineModel& model, const device::Place& place) {
+    const device::Device device(place);
+    const kvpages::Plan plan = kvpages::Plan::make(model.model, model.plan_config);
+    const kvpages::Cache cache = kvpages::Cache::allocate(plan, device.memory());
+    engine::check_reports(cache);
+    engine::Loop loop(model, plan, cache, device);
+    loop.run(arrivals());
+    Outcome outcome{loop.counts(), loop.differences(), {}};
+    for (const auto& trial : loop.trials()) outcome.kinds.push_back(trial->layer().kind);
+    return outcome;
+}
+
+void expect_the_same_on_a_device(const engine::EngineModel& model) {
+    const Outcome host = serve(model, {}), device = serve(model, {1});
+    EXPECT_TRUE(device.differences.hold());
+    EXPECT_TRUE(device.differences.rows == host.differences.rows);
+    EXPECT_TRUE(device.differences.outputs == host.differences.outputs);
+    EXPECT_TRUE(device.differences.paging == host.differences.paging);
+    EXPECT_EQ(device.counts.steps, host.counts.steps);
+    EXPECT_EQ(device.counts.tokens, host.counts.tokens);
+    EXPECT_EQ(device.counts.forks, 1u);
+    EXPECT_GT(device.counts.reused_blocks, 0u);
+}
+
+}  // namespace
+
+TEST_F(CudaEngine, EachCacheFormatIsTheSameAsOnTheHost) {
+    for (const engine::CacheFormat& format : engine::cache_formats()) {
+        SCOPED_TRACE(format.name);
+        expect_the_same_on_a_device(engine::small_llama(format));
+    }
+}
+
+TEST_F(CudaEngine, SlidingWindowsAndStatesAreTheSameAsOnTheHost) {
+    const engine::EngineModel model = small_hybrid();
+    const Outcome host = serve(model, {});
+    EXPECT_EQ(host.kinds.size(), 3u);
+    EXPECT_EQ(host.differences.paging.largest, 0);
+    expect_the_same_on_a_device(model);
+}
+
+TEST_F(CudaEngine, PlacesThatAreNone) {
+    EXPECT_EQ(device::parse_place("host").name(), "host");
+    EXPECT_EQ(device::parse_place("cuda:12").name(), "cuda:12");
+    for (const char* text : {"", "cuda", "cuda:", "cuda:-1", "cuda:1x", "cuda:99999", "gpu:0"}) {
+        EXPECT_THROW(static_cast<void>(device::parse_place(text)), std::invalid_argument) << text;
+    }
+    try {
+        const device::Device device({2});
+        ADD_FAILURE() << "a device that is not there";
+    } catch (const kvpages::Error& error) {
+        EXPECT_EQ(error.status(), KVPAGES_STATUS_DEVICE_UNAVAILABLE);
+        EXPECT_EQ(error.kind(), "no_device");
+    }
+}
