@@ -407,12 +407,12 @@ TEST_F(CudaTables, ADecodeStepIsOneCopyAndTwoLaunches) {
 }
 
 TEST_F(CudaTables, ChangesThatHaveNoRoomOnAPageGoBeforeIt) {
-    constexpr std::size_t kRequests = 3000, kRow = 9000;
+    constexpr std::size_t kRequests = 3000, kRow = 3000;
     Twins twins({group_of(16, 16, kRow), group_of(32, 16, 2)}, config_of(kRequests, kRequests));
     Stream stream;
     Random random(1);
     // More entries than eight pages hold, and more rows than one does.
-    for (std::size_t request = 0; request < 20; ++request) {
+    for (std::size_t request = 0; request < 60; ++request) {
         const Ids blocks = random.blocks(kRow - request, kBlocks);
         twins.both([&](kvpages::Tables& t) { t.append(request, 0, blocks); });
     }
