@@ -117,6 +117,52 @@ TEST_F(CudaEngine, SlidingWindowsAndStatesAreTheSameAsOnTheHost) {
     expect_the_same_on_a_device(model);
 }
 
+TEST_F(CudaEngine, AnUploadWaitsForWorkThatReadsTheLastOne) {
+    const device::Device device({0});
+    device::Upload<float> upload(device);
+    device::Download<float> download(device);
+    const float* first = upload(std::vector<float>{1, 2, 3}).data();
+    EXPECT_EQ(standin_num_pending(), 1u);
+    const auto second = upload(std::vector<float>{4, 5});
+    EXPECT_EQ(standin_num_pending(), 1u) << "the first copy was not waited for";
+    EXPECT_EQ(second.data(), first);
+    const auto back = download(second);
+    EXPECT_EQ(std::vector<float>(back.begin(), back.end()), (std::vector<float>{4, 5}));
+    EXPECT_EQ(upload({}).size(), 0u);
+
+    const device::Device host;
+    device::Upload<float> stays(host);
+    const std::vector<float> numbers{6};
+    EXPECT_EQ(stays(numbers).data(), numbers.data()) << "copied on the host";
+}
+
+TEST_F(CudaEngine, PagesGoToTheDeviceAndBack) {
+    const device::Device device({0});
+    const engine::EngineModel model = engine::small_llama(engine::cache_formats().front());
+    const kvpages::Plan plan = kvpages::Plan::make(model.model, model.plan_config);
+    const kvpages::Cache cache = kvpages::Cache::allocate(plan, device.memory());
+    device::HostPages pages(device, plan, cache);
+    const kvpages::Tensor view = pages.cache().view(1);
+    const kvpages::ViewAxes axes = cache.axes(1);
+    const auto value_of_block = [&](std::uint64_t block) -> float& {
+        return static_cast<float*>(view.data)[axes.value(block, 3, 1)];
+    };
+    const std::vector<std::int32_t> blocks{3, 4, 9, 2};
+    for (const std::int32_t block : blocks) {
+        value_of_block(static_cast<std::uint64_t>(block)) = static_cast<float>(block);
+    }
+    value_of_block(5) = 5;  // not put
+    pages.put(1, blocks);
+    EXPECT_EQ(standin_num_pending(), 0u) << "the host may change the pages now";
+    for (std::uint64_t block = 0; block < 10; ++block) value_of_block(block) = -1;
+    pages.fetch_all(std::vector<std::int32_t>{2, 3, 4, 5, 6, 7, 8, 9});
+    EXPECT_EQ(value_of_block(1), -1);  // not fetched
+    for (const int block : {2, 3, 4, 9}) {
+        EXPECT_EQ(value_of_block(static_cast<std::uint64_t>(block)), static_cast<float>(block));
+    }
+    for (const std::uint64_t block : {5u, 6u, 7u, 8u}) EXPECT_EQ(value_of_block(block), 0);
+}
+
 TEST_F(CudaEngine, PlacesThatAreNone) {
     EXPECT_EQ(device::parse_place("host").name(), "host");
     EXPECT_EQ(device::parse_place("cuda:12").name(), "cuda:12");

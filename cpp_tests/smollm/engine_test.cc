@@ -12,6 +12,8 @@
 #include "smollm/threads.h"
 #include "smollm/tokenizer.h"
 
+#include "standin.h"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -247,6 +249,29 @@ TEST_F(SmolLM, ThreadsDoNotChangeATextByABit) {
     for (const std::size_t num_threads : {std::size_t{1}, std::size_t{3}}) {
         Loaded other(loaded->file.path(), num_threads);
         EXPECT_EQ(serve(other, requests, {}).outcomes, expected) << num_threads << " threads";
+    }
+}
+
+/// Device memory is not the host's to touch, and work waits until it is waited for.
+TEST_F(SmolLM, ADeviceDoesNotChangeATextByABit) {
+    std::vector<Request> requests = short_requests(*loaded, 6, 6);
+    requests[1].num_samples = 3;
+    for (const char* type : {"f16", "int8"}) {
+        Service how;
+        how.cache.type = type_named(type);
+        how.cache.num_blocks = 12;
+        how.sampling.temperature = 0.9f;
+        const Outcomes expected = serve(*loaded, requests, how).outcomes;
+        how.cache.place = {0};
+        standin_set_protected(true);
+        standin_set_deferred(true);
+        const Served served = serve(*loaded, requests, how);
+        standin_set_protected(false);
+        standin_set_deferred(false);
+        EXPECT_EQ(served.outcomes, expected) << type;
+        EXPECT_GT(served.counts.forks, 0u) << type;
+        EXPECT_EQ(standin_num_leaks(nullptr), 0u) << standin_describe_leaks();
+        EXPECT_EQ(standin_num_violations(), 0u) << standin_describe_violations();
     }
 }
 
