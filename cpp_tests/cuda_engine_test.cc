@@ -1,6 +1,6 @@
-// The loop of examples/engine.cc on a device whose memory the host cannot touch, and where work waits
-// until it is waited for: a pointer that is followed on the wrong side, or a result that is read too
-// early, does not pass.
+// The loop of examples/engine.cc on a device whose memory the host cannot touch, and where work is
+// done when it is waited for: a pointer that is followed on the wrong side, or a result that is read
+// too early, does not pass.
 #include "engine/loop.h"
 
 #include "driver.h"

@@ -1,6 +1,6 @@
-// What the examples ask of NVIDIA's driver, beside what kvpages does: memory for what they compute, a
-// stream, and copies. Its library is opened when there is something to do on a device, so nothing of
-// the CUDA toolkit is needed, to build or to run. An engine with kernels links the toolkit instead.
+// What the examples ask of NVIDIA's driver, beside what kvpages does: memory for what they compute,
+// a stream, and copies. Its library is opened when a device is asked for, so nothing of the CUDA
+// toolkit is needed, to build or to run. An engine that has kernels of its own links the toolkit.
 #pragma once
 
 #include <dlfcn.h>
@@ -52,7 +52,9 @@ private:
         if (library == nullptr) throw std::runtime_error(dlerror());
         const auto find = [library](const char* name, auto& function) {
             void* symbol = dlsym(library, name);
-            if (symbol == nullptr) throw std::runtime_error(std::string("libcuda.so.1 lacks ") + name);
+            if (symbol == nullptr) {
+                throw std::runtime_error(std::string("libcuda.so.1 lacks ") + name);
+            }
             function = reinterpret_cast<std::decay_t<decltype(function)>>(symbol);
         };
         CudaDriver driver{};
@@ -77,7 +79,7 @@ private:
 };
 
 /// The primary context of a device, which kvpages and CUDA's runtime use too, and a stream in it.
-/// Any thread may call: the context is current during a call, and what was current is so afterwards.
+/// Any thread may call: the context is current during a call, and afterwards what was before.
 class CudaStream {
 public:
     explicit CudaStream(std::uint32_t ordinal) {
@@ -85,8 +87,9 @@ public:
         driver_.check(driver_.get_device(&device_, static_cast<int>(ordinal)), "find the device");
         driver_.check(driver_.retain_primary_context(&context_, device_), "make a context");
         try {
-            constexpr unsigned kNonBlocking = 1;  // it and the legacy default stream do not wait
-            in_context("make a stream", [&] { return driver_.create_stream(&stream_, kNonBlocking); });
+            constexpr unsigned kNonBlocking = 1;  // does not wait for the legacy default stream
+            in_context("make a stream",
+                       [&] { return driver_.create_stream(&stream_, kNonBlocking); });
         } catch (...) {
             driver_.release_primary_context(device_);
             throw;

@@ -1,5 +1,5 @@
-// Where an example's cache and tables are: in host memory or on a CUDA device. On the host nothing of
-// this copies anything, so that what is written once does for both.
+// Where an example's cache and tables are: in host memory or on a CUDA device. On the host nothing
+// of this copies anything, so an engine's code is the same for both.
 //
 // The examples compute on the host, also when their cache is on a device. What a kernel would read
 // there is copied to the host and read through the same views; what it would write is copied back.
@@ -30,8 +30,9 @@ struct Place {
 /// Throws std::invalid_argument that says what is allowed.
 inline Place parse_place(const std::string& text) {
     const std::string cuda = "cuda:";
-    const std::string number = text.compare(0, cuda.size(), cuda) == 0 ? text.substr(cuda.size()) : "";
     if (text == "host") return {};
+    const bool is_cuda = text.compare(0, cuda.size(), cuda) == 0;
+    const std::string number = is_cuda ? text.substr(cuda.size()) : "";
     if (number.empty() || number.size() > 4 ||
         number.find_first_not_of("0123456789") != std::string::npos) {
         throw std::invalid_argument("is \"" + text + "\", not host or cuda:N, such as cuda:0");
@@ -196,9 +197,9 @@ private:
     Download<T> download_;
 };
 
-/// A cache's pages, for the host to read and write. On a device they are a copy: a second cache of the
-/// same plan, in host memory, whose views therefore have the same shapes, strides and offsets. A kernel
-/// needs none of this, it is given the views of the cache.
+/// A cache's pages, for the host to read and write. On a device they are a copy: a second cache of
+/// the same plan, in host memory, whose views therefore have the same shapes, strides and offsets.
+/// A kernel needs none of this: it is given the views of the cache.
 class HostPages {
 public:
     HostPages(const Device& device, const kvpages::Plan& plan, const kvpages::Cache& cache)
@@ -270,9 +271,8 @@ private:
         for (std::size_t region = 0; region < there_.size(); ++region) {
             if (there_[region].allocation != allocation) continue;
             for (std::size_t i = 0, count = 1; i < blocks.size(); i += count, count = 1) {
-                while (i + count < blocks.size() && blocks[i + count] == blocks[i + count - 1] + 1) {
-                    ++count;
-                }
+                const auto follows = [&] { return blocks[i + count] == blocks[i + count - 1] + 1; };
+                while (i + count < blocks.size() && follows()) ++count;
                 const std::uint64_t step = there_[region].block_step_bytes;
                 const std::uint64_t offset = static_cast<std::uint64_t>(blocks[i]) * step;
                 body(static_cast<char*>(here_[region].data) + offset,

@@ -67,9 +67,9 @@ void print_summary(const Server& server, const KvCache& cache, const CacheOption
     std::printf("  blocks      %llu used, %llu at the peak, of %llu; %llu had an owner before\n",
                 whole(blocks.num_held()), whole(blocks.largest_num_held()),
                 whole(cache.num_usable_blocks()), whole(blocks.num_reused()));
+    const std::string place = options.place.cuda ? " on " + options.place.name() : "";
     std::printf("  KV cache    %llu bytes%s: %s, %s, blocks of %llu tokens, kernel blocks of %llu\n",
-                whole(cache.size_bytes()),
-                options.place.cuda ? (" on " + options.place.name()).c_str() : "", options.type.name, options.layout.name,
+                whole(cache.size_bytes()), place.c_str(), options.type.name, options.layout.name,
                 whole(options.block_size), whole(kernel_block_size));
     std::printf("  kvpages     %.2f %% of the time of steps\n",
                 100 * cache.seconds_in_kvpages() / counts.seconds);
