@@ -38,7 +38,6 @@ public:
     Loop(const EngineModel& model, const kvpages::Plan& plan, const kvpages::Cache& cache,
          const device::Device& device)
         : device_(device),
-          cache_(cache),
           pages_(device, plan, cache),
           needs_zeroing_(plan.worker().needs_zeroing != 0),
           pool_(cache.num_blocks()),
@@ -286,7 +285,6 @@ private:
     }
 
     const device::Device& device_;
-    const kvpages::Cache& cache_;
     device::HostPages pages_;
     bool needs_zeroing_;
     BlockPool pool_;
