@@ -129,6 +129,8 @@ TEST_F(CudaEngine, AnUploadWaitsForWorkThatReadsTheLastOne) {
     const auto back = download(second);
     EXPECT_EQ(std::vector<float>(back.begin(), back.end()), (std::vector<float>{4, 5}));
     EXPECT_EQ(upload({}).size(), 0u);
+    upload(std::vector<float>(100));  // larger, and under way when it is destroyed
+    EXPECT_EQ(standin_num_pending(), 1u);
 
     const device::Device host;
     device::Upload<float> stays(host);
