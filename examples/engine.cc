@@ -115,7 +115,9 @@ device::Place parse_options(int argc, char** argv) {
     device::Place place;
     for (int i = 1; i < argc; ++i) {
         const std::string name = argv[i];
-        if (name != "--device") throw std::invalid_argument("there is no option " + name);
+        if (name != "--device") {
+            throw std::invalid_argument("there is no option " + name + ", but --device");
+        }
         if (++i == argc) throw std::invalid_argument(name + " needs a value: host or cuda:N");
         try {
             place = device::parse_place(argv[i]);
