@@ -786,7 +786,7 @@ typedef struct kvpages_plan kvpages_plan;
 
 /**
  * Which blocks hold each request, and where each token of a step goes, in the
- * host's memory. For each group there are
+ * memory of the host or of a device. For each group there are
  *
  * - a table: a row of kernel block ids for each request;
  * - an input table: a row for each request of the batch;
@@ -801,6 +801,18 @@ typedef struct kvpages_plan kvpages_plan;
  * writes count them at once, while the tables, kvpages_tables_gather() and
  * kvpages_tables_map_slots() see them after kvpages_tables_apply(). Any number of
  * them may be staged. A request is the number of a row, less than max_requests.
+ *
+ * In a device's memory, rows are staged on the host just so; calls with a stream
+ * check what they are given, put their work on the stream and return. They copy
+ * what they are given first, so arrays may change as soon as a call returns. They
+ * wait for nothing, but when the device is eight such calls behind. Whatever
+ * streams they are put on, calls take effect one after another. A stream that is
+ * being captured is refused (KVPAGES_STATUS_UNSUPPORTED, kind
+ * "stream_is_capturing"): a graph holds the addresses, and finds there what was put
+ * on its stream before it is launched. When the driver fails a call
+ * (KVPAGES_STATUS_DEVICE_UNAVAILABLE), nothing of it is under way when it returns;
+ * what was staged stays staged, and the next call with a stream sends all rows
+ * again, as kvpages_tables_apply() does.
  *
  * No call but those that create and destroy allocates or takes a lock when it
  * succeeds.
@@ -2938,11 +2950,16 @@ typedef struct kvpages_tables_config {
      * one. Not used without a plan.
      */
     uint64_t max_model_len;
+    /**
+     * Where the tables, the input tables and the slots are; all zero for the host.
+     * A context is Kept until the tables are destroyed.
+     */
+    struct kvpages_device device;
 } kvpages_tables_config;
 
 /** kvpages_tables_config with struct_size set and all else zero. */
 #define KVPAGES_TABLES_CONFIG_INIT {sizeof(kvpages_tables_config), NULL, 0, \
-    0, 0, 0, 0, 0, 0, 0, 0, 0}
+    0, 0, 0, 0, 0, 0, 0, 0, 0, {0, 0, NULL}}
 
 /**
  * What the table of a group is.
@@ -3061,14 +3078,19 @@ typedef struct kvpages_batch {
      */
     const int64_t *positions;
     /**
-     * How many: as many as there are tokens, or more, which are left alone.
+     * How many: as many as there are tokens, or more, which get no slots.
      */
     size_t num_positions;
+    /**
+     * The CUstream on which it is prepared; NULL for the default stream. Not used
+     * for tables in host memory.
+     */
+    void *stream;
 } kvpages_batch;
 
 /** kvpages_batch with struct_size set and all else zero. */
 #define KVPAGES_BATCH_INIT {sizeof(kvpages_batch), NULL, 0, NULL, NULL, \
-    NULL, 0}
+    NULL, 0, NULL}
 
 /**
  * What operations are made for.
@@ -4656,6 +4678,9 @@ kvpages_status kvpages_table_row_width(uint64_t row_blocks,
  * @param config    Copied. Not NULL.
  * @param[out] out  Owned by the caller: kvpages_tables_destroy(). NULL on failure.
  * @retval KVPAGES_STATUS_OUT_OF_HOST_MEMORY  The host has not enough memory.
+ * @retval KVPAGES_STATUS_OUT_OF_DEVICE_MEMORY  The device has not enough memory.
+ * @retval KVPAGES_STATUS_DEVICE_UNAVAILABLE  As kvpages_device_count(), and when
+ *         there is no such device.
  */
 KVPAGES_API
 KVPAGES_MUST_USE
@@ -4676,6 +4701,9 @@ kvpages_status kvpages_tables_create(const struct kvpages_tables_config *config,
  *                  the plan's number.
  * @param[out] out  Owned by the caller: kvpages_tables_destroy(). NULL on failure.
  * @retval KVPAGES_STATUS_OUT_OF_HOST_MEMORY  The host has not enough memory.
+ * @retval KVPAGES_STATUS_OUT_OF_DEVICE_MEMORY  The device has not enough memory.
+ * @retval KVPAGES_STATUS_DEVICE_UNAVAILABLE  As kvpages_device_count(), and when
+ *         there is no such device.
  * @retval KVPAGES_STATUS_NOT_FOUND  The plan has no such worker.
  * @retval KVPAGES_STATUS_INVALID_ARGUMENT  Neither the plan nor the config knows
  *         max_model_len (kind "max_model_len_unknown"), or the config contradicts
@@ -4703,6 +4731,17 @@ KVPAGES_API void kvpages_tables_destroy(struct kvpages_tables *tables);
  */
 KVPAGES_API
 size_t kvpages_tables_num_groups(const struct kvpages_tables *tables);
+
+/**
+ * Where the tables are, the input tables and the slots.
+ *
+ * @param tables    Borrowed. Not NULL.
+ * @param[out] out  The device; its context is the tables'. Not NULL.
+ */
+KVPAGES_API
+KVPAGES_MUST_USE
+kvpages_status kvpages_tables_get_device(const struct kvpages_tables *tables,
+                                         struct kvpages_device *out);
 
 /**
  * What the table of a group is.
@@ -4900,11 +4939,16 @@ kvpages_status kvpages_tables_clear(struct kvpages_tables *tables,
  * Makes the tables what was staged, in the order in which it was.
  *
  * @param tables  Changed. Not NULL.
+ * @param stream  The CUstream on which it is done; NULL for the default stream. Not
+ *                used for host memory.
+ * @retval KVPAGES_STATUS_DEVICE_UNAVAILABLE  The driver failed.
+ * @retval KVPAGES_STATUS_UNSUPPORTED  The stream is being captured.
  * @note Cost: O(entries that changed); no allocation, no lock.
  */
 KVPAGES_API
 KVPAGES_MUST_USE
-kvpages_status kvpages_tables_apply(struct kvpages_tables *tables);
+kvpages_status kvpages_tables_apply(struct kvpages_tables *tables,
+                                    void *stream);
 
 /**
  * Makes all tables null and all slots pads, and forgets what was staged, whatever
@@ -4912,31 +4956,40 @@ kvpages_status kvpages_tables_apply(struct kvpages_tables *tables);
  * released its caches and has them again.
  *
  * @param tables  Changed. Not NULL.
+ * @param stream  The CUstream on which it is done; NULL for the default stream. Not
+ *                used for host memory.
+ * @retval KVPAGES_STATUS_DEVICE_UNAVAILABLE  The driver failed.
+ * @retval KVPAGES_STATUS_UNSUPPORTED  The stream is being captured.
  */
 KVPAGES_API
 KVPAGES_MUST_USE
-kvpages_status kvpages_tables_reset(struct kvpages_tables *tables);
+kvpages_status kvpages_tables_reset(struct kvpages_tables *tables,
+                                    void *stream);
 
 /**
  * All that a step asks of tables, in one call: kvpages_tables_apply(),
- * kvpages_tables_gather() and kvpages_tables_map_slots() for a batch in the host's
- * memory, which is also described as kvpages_attention_build() takes it. What the
+ * kvpages_tables_gather() and kvpages_tables_map_slots() for a batch, whose arrays
+ * are in the host's memory, and which is also described as kvpages_attention_build() takes it. What the
  * engine alone knows of the step, such as causality, stays zero and can be set
  * before that call.
  *
  * @param tables    Changed. Not NULL.
- * @param batch     Borrowed. Not NULL. Its arrays are what out_step points to, so
- *                  they must stay until that is not used any more. They are not
- *                  the tables' own.
- * @param[out] out_step  The step: its counts, the batch's arrays for the host and,
- *                  as that is where the tables are, for the device, and the input
- *                  table and the slots of each group, which are Kept until the
- *                  tables are destroyed. Zero on failure. Not NULL; struct_size
- *                  set.
+ * @param batch     Borrowed. Not NULL. Its arrays are what out_step points to for
+ *                  the host, so they must stay until that is not used any more.
+ *                  They are not the tables' own.
+ * @param[out] out_step  The step: its counts, the batch's arrays for the host, and
+ *                  the input table and the slots of each group, which are Kept
+ *                  until the tables are destroyed. For the device it has the
+ *                  batch's arrays again; with tables in a device's memory, copies
+ *                  of them there, which are Kept too, and always at the same
+ *                  addresses: positions past the tokens are copied as well, to
+ *                  max_tokens. Zero on failure. Not NULL; struct_size set.
  * @retval KVPAGES_STATUS_NOT_FOUND  There is no such request.
  * @retval KVPAGES_STATUS_INVALID_ARGUMENT  As kvpages_tables_map_slots() says, or a
  *         sequence is shorter than its tokens of the step, or ends before one of
  *         their positions (kind "seq_len_too_small"). Nothing is applied then.
+ * @retval KVPAGES_STATUS_DEVICE_UNAVAILABLE  The driver failed.
+ * @retval KVPAGES_STATUS_UNSUPPORTED  The stream is being captured.
  * @note Cost: O(entries that changed + entries of the rows + tokens * groups); no
  *       allocation, no lock.
  */
@@ -4957,6 +5010,8 @@ kvpages_status kvpages_tables_prepare(struct kvpages_tables *tables,
  * @param num_requests  How many.
  * @param num_rows      Rows that kernels will read: num_requests or more, at most
  *                      max_requests.
+ * @param stream        The CUstream on which it is done; NULL for the default
+ *                      stream. Not used for host memory.
  * @retval KVPAGES_STATUS_NOT_FOUND  There is no such request.
  * @retval KVPAGES_STATUS_INVALID_ARGUMENT  num_rows is out of range (kind
  *         "batch_out_of_range").
@@ -4967,20 +5022,24 @@ KVPAGES_MUST_USE
 kvpages_status kvpages_tables_gather(struct kvpages_tables *tables,
                                      const int32_t *requests,
                                      size_t num_requests,
-                                     size_t num_rows);
+                                     size_t num_rows,
+                                     void *stream);
 
 /**
  * Makes the input tables of all groups those of a batch of dummies: all null.
  *
  * @param tables    Changed. Not NULL.
  * @param num_rows  Rows that kernels will read, at most max_requests.
+ * @param stream    The CUstream on which it is done; NULL for the default stream.
+ *                  Not used for host memory.
  * @retval KVPAGES_STATUS_INVALID_ARGUMENT  num_rows is out of range (kind
  *         "batch_out_of_range").
  */
 KVPAGES_API
 KVPAGES_MUST_USE
 kvpages_status kvpages_tables_gather_dummies(struct kvpages_tables *tables,
-                                             size_t num_rows);
+                                             size_t num_rows,
+                                             void *stream);
 
 /**
  * Finds the slots of a batch in all groups. The slot of a token is -1 when its
@@ -4999,6 +5058,8 @@ kvpages_status kvpages_tables_gather_dummies(struct kvpages_tables *tables,
  *                       only when there are none.
  * @param num_positions  How many: as many as there are tokens, or more, which are
  *                       left alone.
+ * @param stream         The CUstream on which it is done; NULL for the default
+ *                       stream. Not used for host memory.
  * @retval KVPAGES_STATUS_NOT_FOUND  There is no such request.
  * @retval KVPAGES_STATUS_INVALID_ARGUMENT  There are more requests or tokens than
  *         the tables are made for (kind "batch_out_of_range"), or query_start does
@@ -5012,16 +5073,20 @@ kvpages_status kvpages_tables_map_slots(struct kvpages_tables *tables,
                                         size_t num_requests,
                                         const int32_t *query_start,
                                         const int64_t *positions,
-                                        size_t num_positions);
+                                        size_t num_positions,
+                                        void *stream);
 
 /**
  * Makes all slots of all groups those of a batch of dummies: -1.
  *
  * @param tables  Changed. Not NULL.
+ * @param stream  The CUstream on which it is done; NULL for the default stream. Not
+ *                used for host memory.
  */
 KVPAGES_API
 KVPAGES_MUST_USE
-kvpages_status kvpages_tables_map_dummies(struct kvpages_tables *tables);
+kvpages_status kvpages_tables_map_dummies(struct kvpages_tables *tables,
+                                          void *stream);
 
 /**
  * Prepares operations on a cache. They keep its memory, also when the cache is

@@ -1086,6 +1086,9 @@ struct TablesConfig {
     bool aligned_rows = false;  ///< rows as wide as row_width() says
     /// Tokens of the longest request. 0: the plan's; a plan from parts has none.
     std::uint64_t max_model_len = 0;
+    /// Where tables, input tables and slots are, such as Cache::device(); the host at first. A
+    /// context must live as long as the tables.
+    kvpages_device device{};
 
     /// The same for C, without groups.
     kvpages_tables_config c_config() const {
@@ -1098,6 +1101,7 @@ struct TablesConfig {
         config.context_parallel_interleave = context_parallel_interleave;
         config.flags = aligned_rows ? KVPAGES_TABLES_ALIGNED_ROWS : 0u;
         config.max_model_len = max_model_len;
+        config.device = device;
         return config;
     }
 };
@@ -1108,9 +1112,11 @@ struct Batch {
     Span<const std::int32_t> query_start;  ///< one more than requests, from 0
     Span<const std::int32_t> seq_lens;     ///< of each request, with the tokens of the step
     Span<const std::int64_t> positions;    ///< of each token
+    void* stream = nullptr;                ///< CUstream; not used for tables in host memory
 };
 
-/// Which blocks hold each request, and where each token of a step goes.
+/// Which blocks hold each request, and where each token of a step goes. A `stream` is a CUstream,
+/// and not used for tables in host memory.
 class Tables {
 public:
     /// Tables of a worker's groups.
@@ -1141,6 +1147,13 @@ public:
     }
 
     std::size_t num_groups() const noexcept { return kvpages_tables_num_groups(get()); }
+
+    /// Where tables, input tables and slots are.
+    kvpages_device device() const {
+        kvpages_device out{};
+        check(kvpages_tables_get_device(get(), &out));
+        return out;
+    }
 
     kvpages_table_info info(std::size_t group) const {
         kvpages_table_info out = KVPAGES_TABLE_INFO_INIT;
@@ -1197,13 +1210,13 @@ public:
     /// Stages that a request has no blocks.
     void clear(std::size_t request) { check(kvpages_tables_clear(get(), request)); }
     /// Makes the tables what was staged.
-    void apply() { check(kvpages_tables_apply(get())); }
+    void apply(void* stream = nullptr) { check(kvpages_tables_apply(get(), stream)); }
     /// Empties everything in place.
-    void reset() { check(kvpages_tables_reset(get())); }
+    void reset(void* stream = nullptr) { check(kvpages_tables_reset(get(), stream)); }
 
     /// All that a step asks of tables: applies what was staged, gathers the rows of a batch and finds
-    /// its slots. The result is for Attention::build(); it points to the batch's arrays and to
-    /// these tables.
+    /// its slots. The result is for Attention::build(); it points to these tables, to the batch's
+    /// arrays, and for a device to copies of them there.
     kvpages_step prepare(const Batch& batch) {
         const std::size_t num_requests = batch.requests.size();
         detail::check_length("query_start", batch.query_start.size(), num_requests + 1);
@@ -1215,27 +1228,28 @@ public:
         c_batch.seq_lens = batch.seq_lens.data();
         c_batch.positions = batch.positions.data();
         c_batch.num_positions = batch.positions.size();
+        c_batch.stream = batch.stream;
         kvpages_step step = KVPAGES_STEP_INIT;
         check(kvpages_tables_prepare(get(), &c_batch, &step));
         return step;
     }
     /// Fills the input tables with the rows of a batch; -1 is a dummy.
-    void gather(Span<const std::int32_t> requests, std::size_t num_rows) {
-        check(kvpages_tables_gather(get(), requests.data(), requests.size(), num_rows));
+    void gather(Span<const std::int32_t> requests, std::size_t num_rows, void* stream = nullptr) {
+        check(kvpages_tables_gather(get(), requests.data(), requests.size(), num_rows, stream));
     }
     /// Makes the input tables those of a batch of dummies.
-    void gather_dummies(std::size_t num_rows) {
-        check(kvpages_tables_gather_dummies(get(), num_rows));
+    void gather_dummies(std::size_t num_rows, void* stream = nullptr) {
+        check(kvpages_tables_gather_dummies(get(), num_rows, stream));
     }
     /// Finds the slots of a batch. `query_start` has an entry more than `requests`.
     void map_slots(Span<const std::int32_t> requests, Span<const std::int32_t> query_start,
-                   Span<const std::int64_t> positions) {
+                   Span<const std::int64_t> positions, void* stream = nullptr) {
         detail::check_length("query_start", query_start.size(), requests.size() + 1);
-        check(kvpages_tables_map_slots(get(), requests.data(), requests.size(),
-                                       query_start.data(), positions.data(), positions.size()));
+        check(kvpages_tables_map_slots(get(), requests.data(), requests.size(), query_start.data(),
+                                       positions.data(), positions.size(), stream));
     }
     /// Makes all slots those of a batch of dummies.
-    void map_dummies() { check(kvpages_tables_map_dummies(get())); }
+    void map_dummies(void* stream = nullptr) { check(kvpages_tables_map_dummies(get(), stream)); }
 
     kvpages_tables* get() const noexcept { return handle_.get(); }
 

@@ -401,6 +401,7 @@ fn cuda_status(error: &CudaError) -> kvpages_status {
         CudaError::OutOfMemory { .. } => kvpages_status::OutOfDeviceMemory,
         CudaError::OutOfPinnedMemory { .. } => kvpages_status::OutOfHostMemory,
         CudaError::NotSupported { .. } => kvpages_status::Unsupported,
+        CudaError::NotLoaded { .. } => kvpages_status::Internal,
         CudaError::DriverMissing { .. }
         | CudaError::DriverIncomplete { .. }
         | CudaError::DriverTooOld { .. }
@@ -452,7 +453,6 @@ impl From<OpsError> for Failure {
         let status = match &error {
             OpsError::NoMemory { .. } => kvpages_status::OutOfHostMemory,
             OpsError::Cuda(error) => cuda_status(error),
-            OpsError::NoKernel { .. } => kvpages_status::Internal,
             OpsError::NoLayer { .. } | OpsError::NoGroup { .. } => kvpages_status::NotFound,
             OpsError::NotSupported { .. } => kvpages_status::Unsupported,
             OpsError::RowsMissing { .. } => kvpages_status::NullArgument,
@@ -499,6 +499,8 @@ impl From<TablesError> for Failure {
     fn from(error: TablesError) -> Failure {
         let status = match error {
             TablesError::NoMemory { .. } => kvpages_status::OutOfHostMemory,
+            TablesError::Cuda(ref error) => cuda_status(error),
+            TablesError::Capturing => kvpages_status::Unsupported,
             TablesError::UnknownRequest { .. } | TablesError::UnknownGroup { .. } => {
                 kvpages_status::NotFound
             }
