@@ -36,7 +36,7 @@ public:
         const std::string counted = on_standin() ? std::to_string(launches) : "";
         const std::string us_limit = limits.us > 0 ? at_most(std::to_string(static_cast<int>(limits.us))) : "";
         const std::string launches_limit =
-            limits.launches > 0 ? at_most(std::to_string(limits.launches)) : "";
+            judges_launches ? at_most(std::to_string(limits.launches)) : "";
         std::printf("| %s | %.2f%s | %s%s | %s |\n", name, us, us_limit.c_str(), counted.c_str(),
                     launches_limit.c_str(),
                     !(judges_us || judges_launches) ? ""
