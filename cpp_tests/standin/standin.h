@@ -18,12 +18,12 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Programs may run with a real driver in the place of this library; these functions are null then,
- * and a program asks for one of them before it calls any. */
-#ifdef KVPAGES_STANDIN_INSIDE
-#define STANDIN_FUNCTION
-#else
+/* Defined by programs that also run with a real driver in the place of this library: these functions
+ * are null then, and a program asks for one of them before it calls any. */
+#ifdef STANDIN_MAY_BE_ABSENT
 #define STANDIN_FUNCTION __attribute__((weak))
+#else
+#define STANDIN_FUNCTION
 #endif
 
 #ifdef __cplusplus
