@@ -64,7 +64,8 @@ TEST_F(CudaHpp, EveryKindOfMemoryHoldsACache) {
     on_last.ordinal = static_cast<std::uint32_t>(last);
     kvpages::CudaMemory shareable = on_last;
     shareable.is_virtual = true;
-    shareable.rdma = has_attribute(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, last);
+    shareable.rdma =
+        has_attribute(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, last);
     shareable.shareable =
         has_attribute(CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, last);
     for (const kvpages::CudaMemory& config : {on_last, shareable}) {

@@ -43,9 +43,11 @@ const std::vector<Kind> all_kinds = {plain, virtually, pinned, shareable};
 
 // What a kind needs of a device and a real one may lack: then there is nothing to test.
 bool is_supported(const Kind& kind, int device) {
-    return (kind.flags & KVPAGES_CUDA_MEMORY_SHAREABLE) == 0 ||
-           (has_attribute(CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, device) &&
-            has_attribute(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, device));
+    if ((kind.flags & KVPAGES_CUDA_MEMORY_SHAREABLE) == 0) {
+        return true;
+    }
+    return has_attribute(CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, device) &&
+           has_attribute(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, device);
 }
 
 std::vector<Kind> kinds_of(int device) {
@@ -572,8 +574,8 @@ TEST_F(CudaMemory, PinnedMemoryIsTheHostsAndTheDriversToo) {
     CUdeviceptr device = 0;
     ASSERT_EQ(cuMemAlloc_v2(&device, part.size_bytes), CUDA_SUCCESS);
     EXPECT_EQ(cuMemcpyHtoDAsync_v2(device, part.data, part.size_bytes, nullptr), CUDA_SUCCESS);
-    // The driver reads pinned memory only when the copy's turn comes. When that is, only the stand-in
-    // can be told.
+    // The driver reads pinned memory only when the copy's turn comes. When that is, only the
+    // stand-in can be told.
     if (!on_standin()) {
         DRIVER(cuStreamSynchronize(nullptr));
     }

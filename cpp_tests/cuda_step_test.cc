@@ -1,5 +1,5 @@
-// A whole step in a graph: captured once, and replayed with other rows in the tables, other slots and
-// other keys and values. It leaves the bytes that the same calls leave in host memory.
+// A whole step in a graph: captured once, and replayed with other rows in the tables, other slots
+// and other keys and values. It leaves the bytes that the same calls leave in host memory.
 #include "support/cuda.h"
 
 #include <kvpages/kvpages.hpp>
@@ -105,8 +105,8 @@ public:
             std::vector<kvpages_kv_rows> written;
             std::vector<kvpages_kv_rows_out> read;
             for (const std::size_t layer : layers_of_[group]) {
-                written.push_back(kvpages::kv_rows(layer, rows.keys(layer), rows.values(layer),
-                                                   0.5f, 2.0f));
+                written.push_back(
+                    kvpages::kv_rows(layer, rows.keys(layer), rows.values(layer), 0.5f, 2.0f));
                 kvpages_kv_rows_out out{};
                 out.layer = layer;
                 out.keys = room.keys(layer);
@@ -238,9 +238,9 @@ void expect_equal(const kvpages::Cache& host, const kvpages::Cache& device) {
 // Nothing has run on the device before: what the first calls of operations load is loaded when they
 // are made, and not in the capture.
 TEST_F(CudaStep, IsCapturedOnceAndReplayedWithWhatHasChanged) {
-    for (const Stored& stored : {Stored{Dtype::bf16, QuantMode::none},
-                                 Stored{Dtype::f8_e4m3fn, QuantMode::fp8_per_tensor},
-                                 Stored{Dtype::i8, QuantMode::int8_per_token_head}}) {
+    for (const Stored& stored :
+         {Stored{Dtype::bf16, QuantMode::none}, Stored{Dtype::f8_e4m3fn, QuantMode::fp8_per_tensor},
+          Stored{Dtype::i8, QuantMode::int8_per_token_head}}) {
         SCOPED_TRACE(kvpages::name(stored.dtype));
         const kvpages::Plan plan = plan_of(stored);
         Side host(plan, kvpages::Memory::host()), device(plan, kvpages::Memory::cuda());

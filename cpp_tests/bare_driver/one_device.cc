@@ -1,5 +1,5 @@
-// The stand-in as a real driver looks to tests: without standin_*, which the linker makes local, and
-// with one device, as most machines have.
+// The stand-in as a real driver looks to tests: without standin_*, which the linker makes local,
+// and with one device, as most machines have.
 #include "standin.h"
 
 namespace {

@@ -1,5 +1,5 @@
-// How much of the memory's speed operations reach, beside what the driver's own copy and memset reach
-// with the same bytes in the same run.
+// How much of the memory's speed operations reach, beside what the driver's own copy and memset
+// reach with the same bytes in the same run.
 #include "bench.h"
 #include "pool.h"
 #include "timing.h"
@@ -61,13 +61,14 @@ private:
     void with_plain_rows(bool& reached) {
         Pool pool(kBf16, Pool::blocks_of(kBf16, bytes_));
         const std::uint64_t rows = pool.row_bytes();
-        print(reached, {"zero", rows, rows, beside_memset(rows, [&] { zero(pool); }), kPlainTarget});
+        print(reached,
+              {"zero", rows, rows, beside_memset(rows, [&] { zero(pool); }), kPlainTarget});
         expect_zero(pool);
         print(reached, write_of(pool, "write bf16 to bf16", kPlainTarget));
         print(reached, gather_of(pool, "gather bf16", kPlainTarget));
         expect_same_rows(pool);
-        print(reached, {"copy", 2 * rows, 2 * rows, beside_copy(rows, [&] { copy(pool); }),
-                        kPlainTarget});
+        print(reached,
+              {"copy", 2 * rows, 2 * rows, beside_copy(rows, [&] { copy(pool); }), kPlainTarget});
         expect_copied(pool);
     }
 
@@ -99,8 +100,8 @@ private:
 
     Measured write_of(Pool& pool, const char* name, double target) {
         const std::uint64_t rows = pool.row_bytes();
-        return {name, rows + pool.stored_bytes(), 2 * rows,
-                beside_copy(rows, [&] { write(pool); }), target};
+        return {name, rows + pool.stored_bytes(), 2 * rows, beside_copy(rows, [&] { write(pool); }),
+                target};
     }
     Measured gather_of(Pool& pool, const char* name, double target) {
         const std::uint64_t rows = pool.row_bytes();
@@ -160,8 +161,7 @@ private:
         const std::uint64_t last = pool.row_bytes() - kSample;
         for (std::uint64_t i = 0; i < kSamples; ++i) {
             const std::uint64_t at = i + 1 == kSamples ? last : random_() % last;
-            expect("write and gather",
-                   bytes_at(first_.get() + at) == bytes_at(second_.get() + at));
+            expect("write and gather", bytes_at(first_.get() + at) == bytes_at(second_.get() + at));
         }
     }
 
@@ -212,14 +212,15 @@ private:
     }
 
     void print(bool& reached, const Measured& line) const {
-        const bool judged =
-            options_.judges && line.target > 0 && bytes_ >= kJudgedFrom;
+        const bool judged = options_.judges && line.target > 0 && bytes_ >= kJudgedFrom;
         const bool is_good = line.ratio() >= line.target;
         reached = reached && (is_good || !judged);
         std::printf("| %s | %s | %.1f | %.1f | %.3f | %s | %s |\n", line.operation.c_str(),
                     size_name(bytes_).c_str(), line.gb_per_s(), line.drivers_gb_per_s(),
                     line.ratio(), judged ? number(line.target).c_str() : "",
-                    !judged ? "" : is_good ? "reached" : "**misses**");
+                    !judged   ? ""
+                    : is_good ? "reached"
+                              : "**misses**");
         std::fflush(stdout);
     }
 
@@ -271,8 +272,10 @@ bool print_bandwidth(const Options& options) {
     std::printf(
         "\nSize is that of the rows, or of the blocks in all %d layers. Bytes count as read and as "
         "written: zero writes the size, copy reads and writes it, write and gather move the size "
-        "once as rows and once as the cache stores it, which for fp8 is half. Slots and ids are not "
-        "counted. The driver's is `cuMemsetD8Async` for zero, else `cuMemcpyDtoDAsync`, of the size "
+        "once as rows and once as the cache stores it, which for fp8 is half. Slots and ids are "
+        "not "
+        "counted. The driver's is `cuMemsetD8Async` for zero, else `cuMemcpyDtoDAsync`, of the "
+        "size "
         "in one piece, timed in turns with ours by events; medians. Blocks lie in no order. From "
         "%s on results are judged; smaller ones fit caches or are over before a launch is. After "
         "each of them %d places were compared, but for fp8.\n",

@@ -1,5 +1,6 @@
-// What the program can be asked for. Each prints a part of a report in Markdown, and returns whether all
-// targets were reached, where it has any. The first device's primary context is current.
+// What the program can be asked for. Each prints a part of a report in Markdown, and returns
+// whether all targets were reached, where it has any. The first device's primary context is
+// current.
 #pragma once
 
 #include <cstdint>

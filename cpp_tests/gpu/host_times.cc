@@ -31,10 +31,11 @@ public:
         const bool judges_us = options_.judges && limits.us > 0;
         const bool judges_launches = on_standin() && limits.launches > 0;
         const std::uint64_t launches = on_standin() ? launches_of(prepare, call) : 0;
-        const bool is_good = (!judges_us || us <= limits.us) &&
-                             (!judges_launches || launches <= limits.launches);
+        const bool is_good =
+            (!judges_us || us <= limits.us) && (!judges_launches || launches <= limits.launches);
         const std::string counted = on_standin() ? std::to_string(launches) : "";
-        const std::string us_limit = limits.us > 0 ? at_most(std::to_string(static_cast<int>(limits.us))) : "";
+        const std::string us_limit =
+            limits.us > 0 ? at_most(std::to_string(static_cast<int>(limits.us))) : "";
         const std::string launches_limit =
             judges_launches ? at_most(std::to_string(limits.launches)) : "";
         std::printf("| %s | %.2f%s | %s%s | %s |\n", name, us, us_limit.c_str(), counted.c_str(),
@@ -46,7 +47,8 @@ public:
     }
     template <typename Call>
     void print(const char* name, const Call& call) const {
-        print(name, Limits{}, [] {}, call);
+        print(
+            name, Limits{}, [] {}, call);
     }
 
     CUstream stream() const { return stream_.get(); }
@@ -111,12 +113,14 @@ bool print_tables(const HostTimes& times) {
         of_requests.write(writes.get());
         of_requests.prepare(batch);
     };
-    const bool same = times.print("tables of a decode step, 256 requests in 3 groups: no row changes",
-                                  step, [] {}, prepare);
-    const bool usual = times.print("the same, 16 requests get a block in each group", step, [] {},
-                                   [&] { write_and_prepare(some); });
-    const bool most = times.print("the same, all 256 get a block in each group",
-                                  Limits{0, step.launches}, [] {}, [&] { write_and_prepare(all); });
+    const bool same = times.print(
+        "tables of a decode step, 256 requests in 3 groups: no row changes", step, [] {}, prepare);
+    const bool usual = times.print(
+        "the same, 16 requests get a block in each group", step, [] {},
+        [&] { write_and_prepare(some); });
+    const bool most = times.print(
+        "the same, all 256 get a block in each group", Limits{0, step.launches}, [] {},
+        [&] { write_and_prepare(all); });
     return same && usual && most;
 }
 

@@ -26,10 +26,12 @@ const char kUsage[] =
     "  --bandwidth    operations beside the driver's copy and memset, rows of 1 MiB to 8 GiB\n"
     "  --host         how long calls keep the host, and their launches where these are counted\n"
     "\n"
-    "--quick measures next to nothing, and judges nothing. --max-bytes leaves larger sizes out; it\n"
+    "--quick measures next to nothing, and judges nothing. --max-bytes leaves larger sizes out; "
+    "it\n"
     "takes MiB and GiB.\n"
     "\n"
-    "Exit status: 0, all is well; 1, something failed; 2, a target was missed; 3, there is no device.\n";
+    "Exit status: 0, all is well; 1, something failed; 2, a target was missed; 3, there is no "
+    "device.\n";
 
 std::uint64_t bytes_of(const char* text) {
     char* end = nullptr;

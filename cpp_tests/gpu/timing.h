@@ -46,8 +46,8 @@ struct Pair {
     double drivers_s;
 };
 
-/// Medians of two calls that put work on the stream, in turns, so that what else the machine does hits
-/// both. Needs a current context.
+/// Medians of two calls that put work on the stream, in turns, so that what else the machine does
+/// hits both. Needs a current context.
 template <typename Ours, typename Drivers>
 Pair time_in_turns(CUstream stream, Effort effort, const Ours& ours, const Drivers& drivers) {
     Event start, stop;

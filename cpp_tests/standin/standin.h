@@ -18,8 +18,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Defined by programs that also run with a real driver in the place of this library: these functions
- * are null then, and a program asks for one of them before it calls any. */
+/* Defined by programs that also run with a real driver in the place of this library: these
+ * functions are null then, and a program asks for one of them before it calls any. */
 #ifdef STANDIN_MAY_BE_ABSENT
 #define STANDIN_FUNCTION __attribute__((weak))
 #else

@@ -1,11 +1,12 @@
-// Tests of CUDA run on the stand-in driver, and the same programs on a machine with a real one. What
-// holds for any driver is tested with both; what steers the stand-in is skipped with the other.
+// Tests of CUDA run on the stand-in driver, and the same programs on a machine with a real one.
+// What holds for any driver is tested with both; what steers the stand-in is skipped with the
+// other.
 #ifndef KVPAGES_CPP_TESTS_SUPPORT_CUDA_H
 #define KVPAGES_CPP_TESTS_SUPPORT_CUDA_H
 
+#include "device.h"
 #include "driver.h"
 #include "standin.h"
-#include "device.h"
 
 #include <gtest/gtest.h>
 
@@ -21,12 +22,12 @@ inline bool on_standin() {
     return found;
 }
 
-/// The first line of a test, or of a SetUp, that needs what only the stand-in can do. With it nothing
-/// is ever skipped: cuda_main.cc sees to that.
-#define NEEDS_STANDIN(why)                                      \
-    if (!::support::on_standin()) {                             \
+/// The first line of a test, or of a SetUp, that needs what only the stand-in can do. With it
+/// nothing is ever skipped: cuda_main.cc sees to that.
+#define NEEDS_STANDIN(why)                                       \
+    if (!::support::on_standin()) {                              \
         GTEST_SKIP() << "needs the stand-in driver, which " why; \
-    }                                                           \
+    }                                                            \
     static_assert(true, "takes the semicolon")
 
 /// Calls of a driver's function so far; always 0 with a real driver, which does not count.
@@ -60,8 +61,8 @@ inline void soil_free_memory() {
     }
 }
 
-/// Holds a primary context until the process ends: a driver takes a tenth of a second to make one, and
-/// tests make and drop theirs all the time.
+/// Holds a primary context until the process ends: to make one takes a driver long, and tests make
+/// and drop theirs all the time.
 inline void keep_primary_context() {
     static const CUresult kept = [] {
         CUcontext context = nullptr;

@@ -1,5 +1,5 @@
-// What the driver gives and takes back again: contexts, device memory, streams and events. For programs
-// that run on the stand-in and on a real driver alike.
+// What the driver gives and takes back again: contexts, device memory, streams and events. For
+// programs that run on the stand-in and on a real driver alike.
 #ifndef KVPAGES_CPP_TESTS_SUPPORT_DEVICE_H
 #define KVPAGES_CPP_TESTS_SUPPORT_DEVICE_H
 
