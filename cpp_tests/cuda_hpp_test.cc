@@ -1,6 +1,5 @@
-// The C++ interface to devices, on the stand-in driver.
-#include "driver.h"
-#include "standin.h"
+// The C++ interface to devices.
+#include "support/cuda.h"
 
 #include <gtest/gtest.h>
 #include <kvpages/kvpages.hpp>
@@ -12,21 +11,10 @@
 
 namespace {
 
-class CudaHpp : public ::testing::Test {
-protected:
-    void SetUp() override {
-        standin_reset();
-        ASSERT_EQ(cuInit(0), CUDA_SUCCESS);
-        standin_set_protected(true);
-        standin_set_deferred(true);
-    }
-
-    void TearDown() override {
-        EXPECT_EQ(standin_num_leaks(nullptr), 0u) << standin_describe_leaks();
-        EXPECT_EQ(standin_num_violations(), 0u) << standin_describe_violations();
-        standin_reset();
-    }
-};
+using CudaHpp = support::CudaTest;
+using support::has_attribute;
+using support::num_devices;
+using support::on_standin;
 
 kvpages::Plan plan() {
     kvpages::AttentionSpec spec;
@@ -57,35 +45,49 @@ std::string kind_of_error(Call&& call) {
 }  // namespace
 
 TEST_F(CudaHpp, DevicesSayWhatTheyAre) {
-    EXPECT_EQ(kvpages::device_count(), 2u);
-    const auto info = kvpages::DeviceInfo::of(1);
-    EXPECT_STREQ(info.name, "Stand-in GPU 1");
+    const std::uint32_t count = kvpages::device_count();
+    EXPECT_EQ(count, num_devices());
+    const auto info = kvpages::DeviceInfo::of(count - 1);
+    char name[256] = {};
+    DRIVER(cuDeviceGetName(name, sizeof(name), static_cast<int>(count) - 1));
+    EXPECT_STREQ(info.name, name);
+    EXPECT_GE(info.compute_capability_major, 8u);  // the oldest that the kernels are for
     EXPECT_EQ(info.has_virtual_memory, 1u);
-    EXPECT_EQ(kind_of_error([] { static_cast<void>(kvpages::DeviceInfo::of(2)); }), "no_device");
+    EXPECT_EQ(kind_of_error([count] { static_cast<void>(kvpages::DeviceInfo::of(count)); }),
+              "no_device");
 }
 
 TEST_F(CudaHpp, EveryKindOfMemoryHoldsACache) {
     const kvpages::Plan p = plan();
-    kvpages::CudaMemory on_second;
-    on_second.ordinal = 1;
-    kvpages::CudaMemory shareable = on_second;
-    shareable.is_virtual = shareable.rdma = shareable.shareable = true;
-    for (const kvpages::CudaMemory& config : {on_second, shareable}) {
+    const auto last = static_cast<int>(num_devices()) - 1;
+    kvpages::CudaMemory on_last;
+    on_last.ordinal = static_cast<std::uint32_t>(last);
+    kvpages::CudaMemory shareable = on_last;
+    shareable.is_virtual = true;
+    shareable.rdma =
+        has_attribute(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, last);
+    shareable.shareable =
+        has_attribute(CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, last);
+    for (const kvpages::CudaMemory& config : {on_last, shareable}) {
         const auto cache = kvpages::Cache::allocate(p, kvpages::Memory::cuda(config));
         EXPECT_EQ(cache.device().kind, std::uint32_t{KVPAGES_DEVICE_KIND_CUDA});
-        EXPECT_EQ(cache.device().ordinal, 1u);
-        EXPECT_GT(standin_used_bytes(1), 0u);
+        EXPECT_EQ(cache.device().ordinal, on_last.ordinal);
+        if (on_standin()) {
+            EXPECT_GT(standin_used_bytes(1), 0u);
+        }
         // The engine's buffer is, for once, a cache's.
         const auto region = cache.regions().at(0);
         const auto adopted =
             kvpages::Memory::adopted(cache.device(), region.data, region.size_bytes);
         const auto inside = kvpages::Cache::allocate(p, adopted);
         EXPECT_EQ(inside.regions().at(0).data, region.data);
-        EXPECT_EQ(inside.device().ordinal, 1u);
+        EXPECT_EQ(inside.device().ordinal, on_last.ordinal);
     }
-    const auto pinned = kvpages::Cache::allocate(p, kvpages::Memory::pinned(on_second));
+    const auto pinned = kvpages::Cache::allocate(p, kvpages::Memory::pinned(on_last));
     EXPECT_EQ(pinned.device().kind, std::uint32_t{KVPAGES_DEVICE_KIND_HOST});
-    EXPECT_EQ(standin_num_leaks("pinned memory"), 1u);
+    if (on_standin()) {
+        EXPECT_EQ(standin_num_leaks("pinned memory"), 1u);
+    }
     EXPECT_EQ(kind_of_error([&] { static_cast<void>(kvpages::Memory::pinned(shareable)); }),
               "unknown_value");
     kvpages::CudaMemory senseless;

@@ -1,6 +1,5 @@
-// Operations in device memory, on the stand-in driver: the same bytes as in host memory.
-#include "driver.h"
-#include "standin.h"
+// Operations in device memory: the same bytes as in host memory.
+#include "support/cuda.h"
 
 #include <kvpages/kvpages.hpp>
 
@@ -16,92 +15,15 @@
 
 namespace {
 
-using Bytes = std::vector<unsigned char>;
 using kvpages::Dtype;
 using kvpages::QuantMode;
-
-/// A context that is current while this lives.
-class Entered {
-public:
-    Entered() {
-        EXPECT_EQ(cuDevicePrimaryCtxRetain(&context_, 0), CUDA_SUCCESS);
-        EXPECT_EQ(cuCtxPushCurrent_v2(context_), CUDA_SUCCESS);
-    }
-    ~Entered() {
-        EXPECT_EQ(cuCtxPopCurrent_v2(nullptr), CUDA_SUCCESS);
-        EXPECT_EQ(cuDevicePrimaryCtxRelease_v2(0), CUDA_SUCCESS);
-    }
-    Entered(const Entered&) = delete;
-    Entered& operator=(const Entered&) = delete;
-
-private:
-    CUcontext context_ = nullptr;
-};
-
-CUdeviceptr address(const void* data) { return reinterpret_cast<CUdeviceptr>(data); }
-
-/// Device memory of the engine's own.
-class DeviceArray {
-public:
-    explicit DeviceArray(const Bytes& bytes) : size_(std::max<std::size_t>(bytes.size(), 1)) {
-        const Entered entered;
-        EXPECT_EQ(cuMemAlloc_v2(&data_, size_), CUDA_SUCCESS);
-        if (!bytes.empty()) {
-            EXPECT_EQ(cuMemcpyHtoD_v2(data_, bytes.data(), bytes.size()), CUDA_SUCCESS);
-        }
-    }
-    template <typename T>
-    explicit DeviceArray(const std::vector<T>& values)
-        : DeviceArray(Bytes(reinterpret_cast<const unsigned char*>(values.data()),
-                            reinterpret_cast<const unsigned char*>(values.data() + values.size()))) {
-    }
-    ~DeviceArray() {
-        const Entered entered;
-        EXPECT_EQ(cuMemFree_v2(data_), CUDA_SUCCESS);
-    }
-    DeviceArray(const DeviceArray&) = delete;
-    DeviceArray& operator=(const DeviceArray&) = delete;
-
-    template <typename T = void>
-    T* data() const {
-        return reinterpret_cast<T*>(data_);
-    }
-
-    Bytes read() const {
-        const Entered entered;
-        Bytes bytes(size_);
-        EXPECT_EQ(cuMemcpyDtoH_v2(bytes.data(), data_, size_), CUDA_SUCCESS);
-        return bytes;
-    }
-
-private:
-    std::size_t size_;
-    CUdeviceptr data_ = 0;
-};
-
-class Stream {
-public:
-    Stream() {
-        const Entered entered;
-        EXPECT_EQ(cuStreamCreate(&stream_, 1), CUDA_SUCCESS);
-    }
-    ~Stream() {
-        const Entered entered;
-        EXPECT_EQ(cuStreamDestroy_v2(stream_), CUDA_SUCCESS);
-    }
-    Stream(const Stream&) = delete;
-    Stream& operator=(const Stream&) = delete;
-
-    CUstream get() const { return stream_; }
-
-    void wait() const {
-        const Entered entered;
-        EXPECT_EQ(cuStreamSynchronize(stream_), CUDA_SUCCESS);
-    }
-
-private:
-    CUstream stream_ = nullptr;
-};
+using support::address;
+using support::Bytes;
+using support::DeviceArray;
+using support::Entered;
+using support::num_calls;
+using support::on_standin;
+using support::Stream;
 
 /// How layers store keys and values.
 struct Shape {
@@ -166,8 +88,7 @@ public:
             for (std::uint64_t byte = 0; byte < part.size_bytes; ++byte) {
                 data[byte] = static_cast<unsigned char>(1 + (byte * 7 + seed + i) % 251);
             }
-            EXPECT_EQ(cuMemcpyHtoD_v2(address(device_.allocation(i).data), data, part.size_bytes),
-                      CUDA_SUCCESS);
+            support::upload(address(device_.allocation(i).data), data, part.size_bytes);
         }
     }
 
@@ -231,8 +152,10 @@ public:
         ASSERT_EQ(device_room.read(), host_room);
     }
 
+    void wait() const { stream_.wait(); }
+
     void compare() const {
-        stream_.wait();
+        wait();
         for (std::size_t i = 0; i < host_.num_allocations(); ++i) {
             ASSERT_EQ(device_bytes(i), host_bytes(i)) << "allocation " << i;
         }
@@ -248,7 +171,7 @@ public:
         const Entered entered;
         const kvpages_allocation part = device_.allocation(allocation);
         Bytes bytes(part.size_bytes);
-        EXPECT_EQ(cuMemcpyDtoH_v2(bytes.data(), address(part.data), bytes.size()), CUDA_SUCCESS);
+        DRIVER(cuMemcpyDtoH_v2(bytes.data(), address(part.data), bytes.size()));
         return bytes;
     }
 
@@ -316,25 +239,7 @@ std::vector<Shape> shapes() {
     };
 }
 
-/// A fresh driver whose memory the host cannot touch and whose work runs only when waited for.
-class CudaOps : public ::testing::Test {
-protected:
-    void SetUp() override {
-        standin_reset();
-        ASSERT_EQ(cuInit(0), CUDA_SUCCESS);
-        standin_set_protected(true);
-        standin_set_deferred(true);
-    }
-
-    void TearDown() override {
-        CUcontext context = nullptr;
-        EXPECT_EQ(cuCtxGetCurrent(&context), CUDA_SUCCESS);
-        EXPECT_EQ(context, nullptr);
-        EXPECT_EQ(standin_num_leaks(nullptr), 0u) << standin_describe_leaks();
-        EXPECT_EQ(standin_num_violations(), 0u) << standin_describe_violations();
-        standin_reset();
-    }
-};
+using CudaOps = support::CudaTest;
 
 class Random {
 public:
@@ -440,6 +345,7 @@ TEST_F(CudaOps, OrderOfCopiesIsAsIfAllWereReadFirst) {
 }
 
 TEST_F(CudaOps, WaitForNothingAndRunOnTheStreamOfTheCall) {
+    NEEDS_STANDIN("counts calls and lets work wait");
     Twins twins(shapes()[0]);
     twins.fill(1);
     const Bytes before = twins.device_bytes(0);
@@ -459,6 +365,7 @@ TEST_F(CudaOps, WaitForNothingAndRunOnTheStreamOfTheCall) {
 }
 
 TEST_F(CudaOps, TakeOneLaunchForAllLayers) {
+    NEEDS_STANDIN("counts calls");
     Shape shape = shapes()[0];
     shape.num_layers = 20;
     Twins twins(shape);
@@ -481,9 +388,9 @@ TEST_F(CudaOps, OneRangeIsFilledByTheDriver) {
     shape.num_layers = 1;
     Twins twins(shape);
     twins.fill(1);
-    const std::uint64_t launches = standin_num_calls("cuLaunchKernel");
+    const std::uint64_t launches = num_calls("cuLaunchKernel");
     twins.zero({3, 4, 5}, nullptr);
-    EXPECT_EQ(standin_num_calls("cuLaunchKernel"), launches);
+    EXPECT_EQ(num_calls("cuLaunchKernel"), launches);
     ASSERT_NO_FATAL_FAILURE(twins.compare());
 }
 
@@ -494,13 +401,7 @@ TEST_F(CudaOps, ACapturedGraphHasAllThatItNeeds) {
     const kvpages_kv_rows layer =
         kvpages::kv_rows(1, device_rows.data(), device_rows.data());
     twins.fill(1);
-    CUgraph graph = nullptr;
-    CUgraphExec exec = nullptr;
-    {
-        const Entered entered;
-        ASSERT_EQ(cuStreamBeginCapture_v2(twins.stream(), 0), CUDA_SUCCESS);
-    }
-    {
+    const support::Graph graph(twins.stream(), [&] {
         std::vector<std::int32_t> ids{2, 5};
         std::vector<kvpages_block_copy> copies{{1, 4}, {4, 1}};
         twins.on_device().zero_blocks(ids, twins.stream());
@@ -509,20 +410,11 @@ TEST_F(CudaOps, ACapturedGraphHasAllThatItNeeds) {
                                 std::nullopt, twins.stream());
         ids.assign(2, 8);
         copies.assign(2, {0, 0});
-    }
-    {
-        const Entered entered;
-        ASSERT_EQ(cuStreamEndCapture(twins.stream(), &graph), CUDA_SUCCESS);
-        ASSERT_EQ(cuGraphInstantiateWithFlags(&exec, graph, 0), CUDA_SUCCESS);
-    }
-    const Bytes before = twins.device_bytes(0);
+    });
     for (unsigned replay = 0; replay < 2; ++replay) {
         twins.fill(replay);
-        {
-            const Entered entered;
-            ASSERT_EQ(cuGraphLaunch(exec, twins.stream()), CUDA_SUCCESS);
-            ASSERT_EQ(cuStreamSynchronize(twins.stream()), CUDA_SUCCESS);
-        }
+        graph.launch(twins.stream());
+        twins.wait();
         Bytes expected = twins.host_bytes(0);
         const std::size_t page = expected.size() / kBlocks;
         const Bytes filled = expected;
@@ -537,9 +429,6 @@ TEST_F(CudaOps, ACapturedGraphHasAllThatItNeeds) {
         EXPECT_EQ(twins.device_bytes(0), expected) << "replay " << replay;
         EXPECT_NE(twins.device_bytes(1), twins.host_bytes(1)) << "rows were not written";
     }
-    const Entered entered;
-    EXPECT_EQ(cuGraphExecDestroy(exec), CUDA_SUCCESS);
-    EXPECT_EQ(cuGraphDestroy(graph), CUDA_SUCCESS);
 }
 
 TEST_F(CudaOps, RowsOfSlotsThatAreNotThereAreSkipped) {
@@ -561,7 +450,7 @@ TEST_F(CudaOps, RowsOfSlotsThatAreNotThereAreSkipped) {
 
 TEST_F(CudaOps, WhatIsRefusedIsNotLaunched) {
     Twins twins(shapes()[0]);
-    const std::uint64_t before = standin_num_calls("cuLaunchKernel");
+    const std::uint64_t before = num_calls("cuLaunchKernel");
     const std::vector<std::int32_t> beyond{static_cast<std::int32_t>(kBlocks)}, twice{1, 1};
     EXPECT_THROW(twins.on_device().zero_blocks(beyond), kvpages::Error);
     EXPECT_THROW(twins.on_device().zero_blocks(twice), kvpages::Error);
@@ -571,7 +460,7 @@ TEST_F(CudaOps, WhatIsRefusedIsNotLaunched) {
     kvpages_kv_rows layer = kvpages::kv_rows(99, slots.data(), slots.data());
     EXPECT_THROW(twins.on_device().write(layer, {slots.data<const std::int64_t>(), 1}, Dtype::bf16),
                  kvpages::Error);
-    EXPECT_EQ(standin_num_calls("cuLaunchKernel"), before);
+    EXPECT_EQ(num_calls("cuLaunchKernel"), before);
 }
 
 /// Makes a cache and operations and runs each of them once; returns the first status that is not OK.
@@ -588,6 +477,7 @@ std::int32_t scenario(const kvpages::Plan& plan) {
 }
 
 TEST_F(CudaOps, AFailureAtAnyCallIsToldAndLeavesNothing) {
+    NEEDS_STANDIN("fails when it is told to");
     standin_set_deferred(false);
     const kvpages::Plan plan = plan_of(shapes()[0]);
     ASSERT_EQ(scenario(plan), KVPAGES_STATUS_OK);  // opens the driver

@@ -84,4 +84,10 @@ configure() {
     cmake -S . -B "$dir" "$@"
 }
 
+# Everything there is, in build/.
+configure_release() {
+    configure build -DCMAKE_BUILD_TYPE=Release -DKVPAGES_BUILD_TESTS=ON \
+        -DKVPAGES_BUILD_BENCHMARKS=ON -DKVPAGES_BUILD_EXAMPLES=ON -DKVPAGES_INSTALL=ON
+}
+
 build() { cmake --build "$1" --parallel "${@:2}"; }

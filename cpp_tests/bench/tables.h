@@ -14,9 +14,11 @@ constexpr std::size_t kGroups = 3;
 constexpr std::size_t kTokens = 8192;
 constexpr std::size_t kRowBlocks = 8192;
 
-/// Three groups, blocks of which are kernel blocks.
-inline kvpages::Tables tables(std::uint64_t block_size = 16, std::uint64_t kernel_block_size = 16) {
+/// Three groups, blocks of which are kernel blocks, in memory of the host or of a device.
+inline kvpages::Tables tables(std::uint64_t block_size = 16, std::uint64_t kernel_block_size = 16,
+                              const kvpages_device& device = {}) {
     kvpages::TablesConfig config;
+    config.device = device;
     config.max_requests = kRequests;
     config.max_tokens = kTokens;
     config.num_blocks = 1u << 20;
@@ -26,12 +28,14 @@ inline kvpages::Tables tables(std::uint64_t block_size = 16, std::uint64_t kerne
         config);
 }
 
-/// Writes of the same number of blocks to every request and group.
+/// Writes of the same number of blocks to every group of all requests, or of the first ones.
 struct Writes {
-    explicit Writes(std::size_t blocks_each) : requests(kRequests), overwrite(kRequests, 0) {
+    explicit Writes(std::size_t blocks_each, std::size_t num_requests = kRequests)
+        : requests(num_requests), overwrite(num_requests, 0) {
+        const std::size_t num_rows = num_requests * kGroups;
         std::iota(requests.begin(), requests.end(), 0);
-        for (std::size_t i = 0; i <= kRequests * kGroups; ++i) starts.push_back(i * blocks_each);
-        for (std::size_t i = 0; i < kRequests * kGroups * blocks_each; ++i) {
+        for (std::size_t i = 0; i <= num_rows; ++i) starts.push_back(i * blocks_each);
+        for (std::size_t i = 0; i < num_rows * blocks_each; ++i) {
             blocks.push_back(static_cast<std::int32_t>((i * 7919) % (1u << 20)));
         }
     }

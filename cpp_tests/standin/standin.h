@@ -18,6 +18,14 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* Defined by programs that also run with a real driver in the place of this library: these
+ * functions are null then, and a program asks for one of them before it calls any. */
+#ifdef STANDIN_MAY_BE_ABSENT
+#define STANDIN_FUNCTION __attribute__((weak))
+#else
+#define STANDIN_FUNCTION
+#endif
+
 #ifdef __cplusplus
 #pragma GCC visibility push(default)
 extern "C" {
@@ -26,7 +34,7 @@ extern "C" {
 /* Back to the state of a fresh process: every object is gone, every setting is as it was at first.
  * No other thread may be inside the driver, and no handle may be used afterwards. The calling
  * thread has no current context then. */
-void standin_reset(void);
+STANDIN_FUNCTION void standin_reset(void);
 
 /* --- Failures --------------------------------------------------------------------------------- */
 
@@ -34,66 +42,66 @@ void standin_reset(void);
  * `code`. A function that gives something back (free, unmap, destroy, pop, release) does so
  * nevertheless, like a driver that reports an earlier failure there. Failures add up until
  * standin_fail_nothing. False when there is no such function. */
-bool standin_fail(const char* function, uint64_t nth, int code);
+STANDIN_FUNCTION bool standin_fail(const char* function, uint64_t nth, int code);
 
 /* Forgets the failures that have not happened. */
-void standin_fail_nothing(void);
+STANDIN_FUNCTION void standin_fail_nothing(void);
 
 /* Failures that have happened since the last reset, and the function that the last one hit (NULL
  * before there was one). */
-uint64_t standin_num_failed(void);
-const char* standin_last_failed(void);
+STANDIN_FUNCTION uint64_t standin_num_failed(void);
+STANDIN_FUNCTION const char* standin_last_failed(void);
 
 /* --- What was called -------------------------------------------------------------------------- */
 
 /* Calls of this function, or of all when it is NULL, since the last reset. */
-uint64_t standin_num_calls(const char* function);
+STANDIN_FUNCTION uint64_t standin_num_calls(const char* function);
 
 /* The functions that this driver has, in the order of their names. */
-size_t standin_num_functions(void);
-const char* standin_function(size_t index);
+STANDIN_FUNCTION size_t standin_num_functions(void);
+STANDIN_FUNCTION const char* standin_function(size_t index);
 
 /* Makes it a driver of another version (1000 for each major and 10 for each minor number), or its
  * devices others. */
-void standin_set_driver_version(int version);
-void standin_set_num_devices(int count);
-void standin_set_attribute(int device, int attribute, int value);
-void standin_set_total_bytes(int device, uint64_t bytes);
+STANDIN_FUNCTION void standin_set_driver_version(int version);
+STANDIN_FUNCTION void standin_set_num_devices(int count);
+STANDIN_FUNCTION void standin_set_attribute(int device, int attribute, int value);
+STANDIN_FUNCTION void standin_set_total_bytes(int device, uint64_t bytes);
 /* What sizes and addresses of virtual memory are multiples of: 2 MiB at first, a power of two from
  * 4096 on. Set it before there is any. False for another number. */
-bool standin_set_granularity_bytes(size_t bytes);
+STANDIN_FUNCTION bool standin_set_granularity_bytes(size_t bytes);
 
 /* --- What is alive ---------------------------------------------------------------------------- */
 
 /* Kinds: "device memory", "pinned memory", "reservation", "physical memory", "mapping", "stream",
  * "event", "module", "graph", "graph exec", "context" (retained or created). NULL counts all.
  * What a destroyed context still owned is counted too: it was never given back. */
-size_t standin_num_leaks(const char* kind);
+STANDIN_FUNCTION size_t standin_num_leaks(const char* kind);
 /* One line for each of them; empty when there is none. */
-const char* standin_describe_leaks(void);
+STANDIN_FUNCTION const char* standin_describe_leaks(void);
 
 /* Bytes of a device that are in use. */
-uint64_t standin_used_bytes(int device);
+STANDIN_FUNCTION uint64_t standin_used_bytes(int device);
 
 /* --- How work runs ---------------------------------------------------------------------------- */
 
 /* Deferred: work on streams runs only when something waits for it (synchronisation, an event, a
  * free), so what is not waited for is seen not to have happened. Destroying a stream is no waiting.
  * Setting it back runs all work. */
-void standin_set_deferred(bool deferred);
+STANDIN_FUNCTION void standin_set_deferred(bool deferred);
 /* Operations that wait to be run, on all streams and those that were destroyed before. */
-size_t standin_num_pending(void);
+STANDIN_FUNCTION size_t standin_num_pending(void);
 
 /* Protected: device memory cannot be read or written but by work of the driver, so a host that
  * touches it faults. */
-void standin_set_protected(bool protect);
+STANDIN_FUNCTION void standin_set_protected(bool protect);
 
 /* --- What went wrong -------------------------------------------------------------------------- */
 
 /* Misuse that a driver would not, or only later, report: guard bytes overwritten, work on memory
  * that is gone. Guard bytes are looked at here, and when the memory is freed. */
-size_t standin_num_violations(void);
-const char* standin_describe_violations(void);
+STANDIN_FUNCTION size_t standin_num_violations(void);
+STANDIN_FUNCTION const char* standin_describe_violations(void);
 
 #ifdef __cplusplus
 }
