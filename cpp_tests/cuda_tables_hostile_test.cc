@@ -204,8 +204,8 @@ private:
 
 // --- failures ------------------------------------------------------------------------------------
 
-/// Calls in any order on any stream, of which the driver fails many. A call that failed is made again
-/// until it succeeds.
+/// Calls in any order on any stream, of which the driver fails many. Those are made until they
+/// succeed.
 class Failing {
 public:
     Failing(std::uint64_t seed, std::vector<kvpages_table_group> groups,
@@ -279,8 +279,8 @@ private:
                 stage(random_.below(2));
             }
         }
-        // Whether the call that mended a failure applied what was staged, is not told: the driver may
-        // have refused it before it began.
+        // Nobody is told whether the call that mended a failure applied what was staged: the driver
+        // may have refused the failed one before it began.
         if (has_failed) {
             standin_fail_nothing();
             device_.apply(any_stream());
@@ -369,11 +369,53 @@ TEST_F(CudaTablesHostile, FailuresAmidAChangeOfManyPagesAreMended) {
     EXPECT_GT(num_failures, 10u);
 }
 
+TEST_F(CudaTablesHostile, AnyCallAfterAFailureAppliesWhatIsStaged) {
+    const std::vector<kvpages_table_group> groups{group_of(16, 16, 6)};
+    Tables host = Tables::make(groups, config_of(4, 8));
+    Tables device = make_on_device(groups, config_of(4, 8));
+    const Stream stream;
+    const std::function<void(Tables&)> calls[] = {
+        [&](Tables& t) { t.gather(Ids{1, 0}, 2, stream.get()); },
+        [&](Tables& t) { t.gather_dummies(1, stream.get()); },
+        [&](Tables& t) { t.map_slots(Ids{1}, Ids{0, 2}, Positions{0, 17}, stream.get()); },
+        [&](Tables& t) { t.map_dummies(stream.get()); },
+    };
+    std::int32_t id = 0;
+    for (const auto& failing : calls) {
+        for (const auto& next : calls) {
+            id += 3;
+            for (Tables* each : {&host, &device}) {
+                each->append(0, 0, Ids{id});
+                each->prepare(decode(3, 3).batch(stream.get()));
+                each->overwrite(1, 0, Ids{id + 1, id + 2});
+                each->clear(0);
+            }
+            ASSERT_TRUE(standin_fail("cuLaunchKernel", 1, CUDA_ERROR_UNKNOWN));
+            ASSERT_EQ(kind_of([&] { failing(device); }), "driver_failed");
+            next(device);
+            host.apply();
+            next(host);
+            stream.wait();
+            ASSERT_EQ(read<std::int32_t>(device.table(0)), read_host<std::int32_t>(host.table(0)));
+            // What the failed call was to write is unknown until it is written again.
+            calls[0](host);
+            calls[0](device);
+            calls[2](host);
+            calls[2](device);
+            stream.wait();
+            ASSERT_NO_FATAL_FAILURE(expect_equal(host, device));
+            const std::uint64_t launches = standin_num_calls("cuLaunchKernel");
+            calls[0](device);
+            EXPECT_EQ(standin_num_calls("cuLaunchKernel"), launches + 1) << "rows go once";
+        }
+    }
+}
+
 TEST_F(CudaTablesHostile, WorkThatCannotBeWaitedForKeepsItsPage) {
     const std::vector<kvpages_table_group> groups{group_of(16, 16, 6)};
     Tables host = Tables::make(groups, config_of(8, 16)), device =
         make_on_device(groups, config_of(8, 16));
-    Stream stream;
+    const Stream stream, other;
     for (Tables* each : {&host, &device}) {
         for (std::size_t row = 0; row < 8; ++row) each->append(row, 0, Ids{1, 2, 3});
     }
@@ -384,6 +426,13 @@ TEST_F(CudaTablesHostile, WorkThatCannotBeWaitedForKeepsItsPage) {
     const Step step = decode(8, 3);
     EXPECT_EQ(kind_of([&] { device.prepare(step.batch(stream.get())); }), "driver_failed");
     EXPECT_EQ(standin_num_failed(), 3u);
+    // Another stream that can be waited for says nothing of the first.
+    for (int i = 0; i < 2; ++i) {
+        ASSERT_TRUE(standin_fail("cuCtxSynchronize", 1, CUDA_ERROR_UNKNOWN));
+        ASSERT_TRUE(standin_fail("cuCtxSynchronize", 2, CUDA_ERROR_UNKNOWN));
+        EXPECT_EQ(kind_of([&] { device.prepare(step.batch(other.get())); }), "driver_failed");
+        EXPECT_EQ(standin_num_failed(), 5u + 2u * static_cast<unsigned>(i));
+    }
     for (Tables* each : {&host, &device}) {
         // Were the page written now, the patches would be made of these.
         for (std::size_t row = 0; row < 8; ++row) each->overwrite(row, 0, Ids(6, 907));
@@ -519,7 +568,7 @@ void step_through(const std::vector<kvpages_table_group>& groups,
     const auto requests =
         static_cast<std::int32_t>(std::min<std::uint64_t>(config.max_requests, 4));
     for (std::int32_t round = 0; round < 3; ++round) {
-        const auto tokens = static_cast<std::size_t>(config.max_tokens) / (1 + round % 2);
+        const std::uint64_t tokens = round == 1 ? config.max_tokens / 2 : config.max_tokens;
         Step step;
         step.add(requests - 1, Positions(tokens, 1));
         for (Tables* each : {&host, &device}) {
@@ -563,6 +612,91 @@ TEST_F(CudaTablesHostile, OddSizesAreAlignedOnAPage) {
         step_through({group_of(8, 8, 3 * size - 1), group_of(4, 2, size), group_of(2, 2, 1)},
                      config_of(12 - size, size));
     }
+}
+
+TEST_F(CudaTablesHostile, APageThatIsFullOfChangesHasRoomForABatch) {
+    standin_set_protected(false);  // which takes long for this much memory
+    // Changes of one row, of 24 bytes and 4 for each entry, take a page's 64 KiB to the last byte.
+    constexpr std::size_t kRow = ((64u << 10) - 24) / 4;
+    for (const std::uint64_t max_tokens : {1u, 121u}) {
+        for (const std::size_t count : {kRow - 1, kRow, kRow + 1, kRow + 2}) {
+            SCOPED_TRACE(std::to_string(max_tokens) + " tokens, " + std::to_string(count));
+            const std::vector<kvpages_table_group> groups{group_of(16, 16, count)};
+            const kvpages::TablesConfig config = config_of(120, max_tokens);
+            Tables host = Tables::make(groups, config), device = make_on_device(groups, config);
+            const Stream stream;
+            Step step;
+            for (std::int32_t i = 0; i < 120; ++i) {
+                step.add(i, Positions(max_tokens == 1 ? i == 0 : 1, 5));
+            }
+            for (Tables* each : {&host, &device}) {
+                each->append(3, 0, Ids(count, 9));
+                each->prepare(step.batch(stream.get()));
+                each->overwrite(3, 0, Ids(count, 8));
+            }
+            // Only a call that mends packs changes and the tokens of a batch as well.
+            ASSERT_TRUE(standin_fail("cuLaunchKernel", 1, CUDA_ERROR_UNKNOWN));
+            EXPECT_EQ(kind_of([&] { device.gather_dummies(1, stream.get()); }), "driver_failed");
+            host.gather_dummies(1);
+            host.apply();
+            for (Tables* each : {&host, &device}) {
+                each->map_slots(step.requests, step.query_start, step.positions, stream.get());
+                each->gather_dummies(1, stream.get());
+            }
+            stream.wait();
+            ASSERT_NO_FATAL_FAILURE(expect_equal(host, device));
+        }
+    }
+}
+
+TEST_F(CudaTablesHostile, PositionsMayBePaddedPastAllTokens) {
+    const std::vector<kvpages_table_group> groups{group_of(16, 16, 6)};
+    Tables host = Tables::make(groups, config_of(4, 5)), device =
+        make_on_device(groups, config_of(4, 5));
+    const Stream stream;
+    for (const std::size_t count : {5u, 6u, 31u, 32u, 33u, 5000u}) {
+        Step step;
+        step.add(1, {1, 2, 3});
+        for (std::size_t i = step.positions.size(); i < count; ++i) step.positions.push_back(77);
+        kvpages_step prepared{};
+        for (Tables* each : {&host, &device}) {
+            each->overwrite(1, 0, Ids{4});
+            prepared = each->prepare(step.batch(stream.get()));
+        }
+        stream.wait();
+        const Inside inside;
+        Positions positions(5);
+        ASSERT_EQ(cuMemcpyDtoH_v2(positions.data(),
+                                  reinterpret_cast<CUdeviceptr>(prepared.positions), 5 * 8),
+                  CUDA_SUCCESS);
+        EXPECT_EQ(positions, (Positions{1, 2, 3, 77, 77}));
+        expect_equal(host, device);
+    }
+}
+
+// --- threads -------------------------------------------------------------------------------------
+
+TEST_F(CudaTablesHostile, SeveralInOneContextAreUsedByAThreadEach) {
+    const auto run = [] {
+        const Stream stream;
+        const std::vector<kvpages_table_group> groups{group_of(16, 16, 6), group_of(32, 8, 5)};
+        for (int life = 0; life < 5; ++life) {
+            Tables host = Tables::make(groups, config_of(8, 16));
+            Tables device = make_on_device(groups, config_of(8, 16));
+            for (std::int32_t round = 0; round < 40; ++round) {
+                for (Tables* each : {&host, &device}) {
+                    each->overwrite(static_cast<std::size_t>(round) % 8, 1, Ids{round, 5});
+                    each->prepare(decode(8, round % 40).batch(stream.get()));
+                }
+            }
+            stream.wait();
+            expect_equal(host, device);
+        }
+    };
+    standin_set_protected(false);
+    std::vector<std::thread> threads;
+    for (int i = 0; i < 3; ++i) threads.emplace_back(run);
+    for (std::thread& thread : threads) thread.join();
 }
 
 }  // namespace
