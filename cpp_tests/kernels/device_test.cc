@@ -744,4 +744,65 @@ TEST(DeviceKernels, TablesArePatchedAndFilledAsTheHostDoes) {
     }
 }
 
+/// Memory of which only what is written exists.
+class Vast {
+public:
+    explicit Vast(uint64_t bytes)
+        : bytes_(bytes), data_(mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)) {}
+    ~Vast() {
+        if (is_there()) munmap(data_, bytes_);
+    }
+    Vast(const Vast&) = delete;
+    Vast& operator=(const Vast&) = delete;
+
+    bool is_there() const { return data_ != MAP_FAILED; }
+    int32_t* ids() const { return static_cast<int32_t*>(data_); }
+
+private:
+    uint64_t bytes_;
+    void* data_;
+};
+
+TEST(DeviceKernels, TablesMayHaveMoreEntriesThan32BitsCount) {
+    constexpr uint64_t kWidth = uint64_t{1} << 20, kVastRows = 4200;
+    constexpr uint32_t kLast = kVastRows - 1;
+    static_assert(kLast * kWidth > UINT32_MAX);
+    const Vast table(kVastRows * kWidth * 4), input(kVastRows * kWidth * 4);
+    if (!table.is_there() || !input.is_there()) GTEST_SKIP() << "addresses are short";
+    std::vector<int64_t> slots(1, -7);
+    const kvp::SlotRule rule{{UINT64_MAX / 16, 16}, {UINT64_MAX, 1}, {UINT64_MAX, 1}, 0, 1, 16};
+    const kvp::GroupTables group{table.ids(), input.ids(), slots.data(), kWidth, rule};
+    const kvp::RowPatch patch{0, kLast, 3, 2, 0};
+    const std::vector<int32_t> ids{2000000000, 8}, requests(kVastRows, static_cast<int32_t>(kLast));
+    std::vector<int32_t> query_start(kVastRows + 1, 0);
+    query_start.back() = 1;
+    const std::vector<int64_t> positions{3 * 16 + 5};
+    const std::vector<uint32_t> lengths(kVastRows, 5);
+    std::vector<uint32_t> ends(kVastRows, 0);
+    ends.back() = 6;
+    kvp::TableStep step{};
+    step.groups = &group;
+    step.patches = &patch;
+    step.ids = ids.data();
+    step.requests = requests.data();
+    step.lengths = lengths.data();
+    step.ends = ends.data();
+    step.query_start = query_start.data();
+    step.positions = positions.data();
+    step.num_groups = 1;
+    step.num_patches = 1;
+    step.num_requests = step.num_rows = static_cast<uint32_t>(kVastRows);
+    step.num_slots = 1;
+    step.gather_ctas = 7;
+    run("kvpages_patch_tables", 1, 4, 1, step);
+    run("kvpages_fill_tables", 9, 4, 1, step);
+    for (const Vast* each : {&table, &input}) {
+        const int32_t* const row = each->ids() + kLast * kWidth;
+        const std::vector<int32_t> wanted{0, 0, 0, ids[0], ids[1], 0};
+        EXPECT_EQ(std::vector<int32_t>(row, row + 6), wanted);
+    }
+    EXPECT_EQ(slots[0], int64_t{2000000000} * 16 + 5);
+}
+
 }  // namespace

@@ -805,11 +805,14 @@ typedef struct kvpages_plan kvpages_plan;
  * In a device's memory, rows are staged on the host just so; calls with a stream
  * check what they are given, put their work on the stream and return. They copy
  * what they are given first, so arrays may change as soon as a call returns. They
- * wait for nothing, but when the device is eight such calls behind. Whatever
- * streams they are put on, calls take effect one after another. A stream that is
- * being captured is refused (KVPAGES_STATUS_UNSUPPORTED, kind
- * "stream_is_capturing"): a graph holds the addresses, and finds there what was put
- * on its stream before it is launched. When the driver fails a call
+ * wait for nothing, but when the device is eight such calls behind, of which a call
+ * counts once more for each 64 KiB of entries that changed. Whatever streams they
+ * are put on, calls take effect one after another; they do not wait for kernels
+ * that read what an earlier call left, on other streams than their own. A stream
+ * that is being captured is refused (KVPAGES_STATUS_UNSUPPORTED, kind
+ * "stream_is_capturing"), and so is the default stream while one that waits for it
+ * is: a graph holds the addresses, and finds there what was put on its stream
+ * before it is launched. When the driver fails a call
  * (KVPAGES_STATUS_DEVICE_UNAVAILABLE), nothing of it is under way when it returns;
  * what was staged stays staged, and the next call with a stream sends all rows
  * again, as kvpages_tables_apply() does.
@@ -4969,9 +4972,9 @@ kvpages_status kvpages_tables_reset(struct kvpages_tables *tables,
 /**
  * All that a step asks of tables, in one call: kvpages_tables_apply(),
  * kvpages_tables_gather() and kvpages_tables_map_slots() for a batch, whose arrays
- * are in the host's memory, and which is also described as kvpages_attention_build() takes it. What the
- * engine alone knows of the step, such as causality, stays zero and can be set
- * before that call.
+ * are in the host's memory, and which is also described as
+ * kvpages_attention_build() takes it. What the engine alone knows of the step, such
+ * as causality, stays zero and can be set before that call.
  *
  * @param tables    Changed. Not NULL.
  * @param batch     Borrowed. Not NULL. Its arrays are what out_step points to for
@@ -5015,6 +5018,8 @@ kvpages_status kvpages_tables_prepare(struct kvpages_tables *tables,
  * @retval KVPAGES_STATUS_NOT_FOUND  There is no such request.
  * @retval KVPAGES_STATUS_INVALID_ARGUMENT  num_rows is out of range (kind
  *         "batch_out_of_range").
+ * @retval KVPAGES_STATUS_DEVICE_UNAVAILABLE  The driver failed.
+ * @retval KVPAGES_STATUS_UNSUPPORTED  The stream is being captured.
  * @note Cost: O(entries of the rows); no allocation, no lock.
  */
 KVPAGES_API
@@ -5034,6 +5039,8 @@ kvpages_status kvpages_tables_gather(struct kvpages_tables *tables,
  *                  Not used for host memory.
  * @retval KVPAGES_STATUS_INVALID_ARGUMENT  num_rows is out of range (kind
  *         "batch_out_of_range").
+ * @retval KVPAGES_STATUS_DEVICE_UNAVAILABLE  The driver failed.
+ * @retval KVPAGES_STATUS_UNSUPPORTED  The stream is being captured.
  */
 KVPAGES_API
 KVPAGES_MUST_USE
@@ -5064,6 +5071,8 @@ kvpages_status kvpages_tables_gather_dummies(struct kvpages_tables *tables,
  * @retval KVPAGES_STATUS_INVALID_ARGUMENT  There are more requests or tokens than
  *         the tables are made for (kind "batch_out_of_range"), or query_start does
  *         not go up from 0 or leaves positions ("boundaries_not_ascending").
+ * @retval KVPAGES_STATUS_DEVICE_UNAVAILABLE  The driver failed.
+ * @retval KVPAGES_STATUS_UNSUPPORTED  The stream is being captured.
  * @note Cost: O(tokens * groups); no allocation, no lock.
  */
 KVPAGES_API
@@ -5082,6 +5091,8 @@ kvpages_status kvpages_tables_map_slots(struct kvpages_tables *tables,
  * @param tables  Changed. Not NULL.
  * @param stream  The CUstream on which it is done; NULL for the default stream. Not
  *                used for host memory.
+ * @retval KVPAGES_STATUS_DEVICE_UNAVAILABLE  The driver failed.
+ * @retval KVPAGES_STATUS_UNSUPPORTED  The stream is being captured.
  */
 KVPAGES_API
 KVPAGES_MUST_USE

@@ -127,6 +127,7 @@ impl Drop for Context {
         if !modules.is_empty()
             && let Ok(entered) = self.enter_to_release()
         {
+            let _beside = entered.beside_captures();
             entered.unload(modules);
         }
         if self.is_primary {

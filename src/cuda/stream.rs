@@ -104,11 +104,15 @@ impl Entered<'_> {
         call!(self.driver(), cuCtxSynchronize())
     }
 
-    /// Whether the stream is being captured into a graph.
+    /// Whether the stream takes no work now: it is being captured into a graph, or it is the default
+    /// stream and one that waits for it is being captured. Spoils no capture.
     pub fn is_capturing(&self, stream: StreamRef) -> Result<bool, CudaError> {
+        const CAPTURE_IMPLICIT: u32 = 906;
         let mut status = 0;
-        call!(self.driver(), cuStreamIsCapturing(stream.0, &mut status))?;
-        Ok(status != 0)
+        match call!(self.driver(), cuStreamIsCapturing(stream.0, &mut status)) {
+            Err(CudaError::DriverFailed { code, .. }) if code == CAPTURE_IMPLICIT => Ok(true),
+            other => other.map(|()| status != 0),
+        }
     }
 
     /// Moves the event to where the stream is now.

@@ -39,9 +39,10 @@ const CHANGE_BYTES: usize = 64 << 10;
 #[derive(Debug)]
 pub(super) struct DeviceTables {
     kernels: Loaded,
+    /// Before the memory that its work writes to: going, it waits for that.
+    ring: Ring,
     memory: DeviceBuffer,
     layout: Layout,
-    ring: Ring,
     max_requests: usize,
     max_tokens: usize,
     groups: Vec<DeviceGroup>,
@@ -331,12 +332,9 @@ impl DeviceTables {
         let _beside = entered.beside_captures()?;
         let stream = Stream::new(context)?;
         let done = self.put_first(&entered, stream.get());
-        let waited = entered.synchronise(stream.get());
-        if waited.is_err() {
-            let _ = entered.synchronise_all();
-        }
-        self.ring.settle();
-        done.and(waited)
+        done.and(self.ring.settle(&entered, stream.get()))?;
+        self.ring.free_all();
+        Ok(())
     }
 
     fn put_first(&mut self, entered: &Entered<'_>, stream: StreamRef) -> Result<(), CudaError> {
@@ -373,14 +371,12 @@ impl DeviceTables {
     ) -> Result<(), TablesError> {
         self.is_lost = done.is_err();
         if self.is_lost {
-            let _beside = entered.beside_captures();
-            if entered.synchronise(stream).is_err() {
-                let _ = entered.synchronise_all();
-            }
+            let _ = self.ring.settle(entered, stream);
             self.rest = None;
             groups.iter_mut().for_each(Group::mark_all);
             for group in &mut self.groups {
-                let width = group.tables.width as u32;
+                // Nothing was ever written past that many entries.
+                let width = u32::try_from(group.tables.width).unwrap_or(u32::MAX);
                 group.table_len.fill(width);
                 group.input_len.fill(width);
             }

@@ -20,6 +20,8 @@ pub(super) struct Ring {
     events: Vec<Event>,
     /// Whether the event of a page was recorded, and not waited for since.
     is_pending: [bool; NUM_PAGES],
+    /// Whether there may be work that no event is behind, and that could not be waited for.
+    is_astray: bool,
     /// The page that is written next.
     next: usize,
 }
@@ -36,12 +38,18 @@ impl Ring {
             page_bytes,
             events: events?,
             is_pending: [false; NUM_PAGES],
+            is_astray: false,
             next: 0,
         })
     }
 
     /// The next page, which nobody reads any more.
     pub fn page(&mut self, entered: &Entered<'_>) -> Result<&mut [u8], CudaError> {
+        if self.is_astray {
+            let _beside = entered.beside_captures()?;
+            entered.synchronise_all()?;
+            self.is_astray = false;
+        }
         if self.is_pending[self.next] {
             let _beside = entered.beside_captures()?;
             entered.wait_for(&self.events[self.next])?;
@@ -63,8 +71,19 @@ impl Ring {
         Ok(())
     }
 
+    /// Waits for all that was put on the stream. When even that fails, no page is written before all
+    /// work of the context was waited for: an earlier copy would take what it was not meant to.
+    pub fn settle(&mut self, entered: &Entered<'_>, stream: StreamRef) -> Result<(), CudaError> {
+        let _beside = entered.beside_captures();
+        let waited = entered.synchronise(stream);
+        if waited.is_err() || self.is_astray {
+            self.is_astray = entered.synchronise_all().is_err();
+        }
+        waited
+    }
+
     /// Notes that nobody reads any page.
-    pub fn settle(&mut self) {
+    pub fn free_all(&mut self) {
         self.is_pending = [false; NUM_PAGES];
     }
 
@@ -87,7 +106,7 @@ impl Drop for Ring {
         let _beside = entered.beside_captures();
         let pending = self.events.iter().zip(self.is_pending);
         let mut pending = pending.filter(|(_, is_pending)| *is_pending);
-        if pending.any(|(event, _)| entered.wait_for(event).is_err()) {
+        if pending.any(|(event, _)| entered.wait_for(event).is_err()) || self.is_astray {
             let _ = entered.synchronise_all();
         }
     }
