@@ -813,9 +813,9 @@ typedef struct kvpages_plan kvpages_plan;
  * "stream_is_capturing"), and so is the default stream while one that waits for it
  * is: a graph holds the addresses, and finds there what was put on its stream
  * before it is launched. When the driver fails a call
- * (KVPAGES_STATUS_DEVICE_UNAVAILABLE), nothing of it is under way when it returns;
- * what was staged stays staged, and the next call with a stream sends all rows
- * again, as kvpages_tables_apply() does.
+ * (KVPAGES_STATUS_DEVICE_UNAVAILABLE), the call waits until nothing of it is under
+ * way, if the driver still can; what was staged stays staged, and the next call with
+ * a stream sends all rows again, as kvpages_tables_apply() does.
  *
  * No call but those that create and destroy allocates or takes a lock when it
  * succeeds.
