@@ -11,6 +11,9 @@
 #include <string>
 #include <type_traits>
 
+struct CUctx_st;     // CUcontext points to it
+struct CUstream_st;  // CUstream does
+
 namespace device {
 
 /// Functions of libcuda.so.1, with the types that they have in cuda.h. They return 0 or a code.
@@ -18,19 +21,21 @@ struct CudaDriver {
     int (*init)(unsigned flags);
     int (*get_error_name)(int code, const char** name);
     int (*get_device)(int* device, int ordinal);
-    int (*retain_primary_context)(void** context, int device);
+    int (*retain_primary_context)(CUctx_st** context, int device);
     int (*release_primary_context)(int device);
-    int (*push_context)(void* context);
-    int (*pop_context)(void** context);
-    int (*create_stream)(void** stream, unsigned flags);
-    int (*destroy_stream)(void* stream);
-    int (*wait_for_stream)(void* stream);
+    int (*push_context)(CUctx_st* context);
+    int (*pop_context)(CUctx_st** context);
+    int (*create_stream)(CUstream_st** stream, unsigned flags);
+    int (*destroy_stream)(CUstream_st* stream);
+    int (*wait_for_stream)(CUstream_st* stream);
     int (*allocate)(std::uint64_t* address, std::size_t bytes);
     int (*free)(std::uint64_t address);
     int (*allocate_pinned)(void** data, std::size_t bytes, unsigned flags);
     int (*free_pinned)(void* data);
-    int (*copy_to_device)(std::uint64_t to, const void* from, std::size_t bytes, void* stream);
-    int (*copy_to_host)(void* to, std::uint64_t from, std::size_t bytes, void* stream);
+    int (*copy_to_device)(std::uint64_t to, const void* from, std::size_t bytes,
+                          CUstream_st* stream);
+    int (*copy_to_host)(void* to, std::uint64_t from, std::size_t bytes,
+                        CUstream_st* stream);
 
     /// Opened once, and never closed.
     static const CudaDriver& get() {
@@ -150,7 +155,7 @@ private:
     void in_context(const char* what, Call call) const {
         driver_.check(driver_.push_context(context_), "enter its context");
         const int code = call();
-        void* popped = nullptr;
+        CUctx_st* popped = nullptr;
         driver_.check(driver_.pop_context(&popped), "leave its context");
         driver_.check(code, what);
     }
@@ -160,14 +165,14 @@ private:
     void give_back(Call call) const noexcept {
         if (driver_.push_context(context_) != 0) return;
         call();
-        void* popped = nullptr;
+        CUctx_st* popped = nullptr;
         driver_.pop_context(&popped);
     }
 
     const CudaDriver& driver_ = CudaDriver::get();
     int device_ = 0;
-    void* context_ = nullptr;
-    void* stream_ = nullptr;
+    CUctx_st* context_ = nullptr;
+    CUstream_st* stream_ = nullptr;
 };
 
 }  // namespace device
