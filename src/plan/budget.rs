@@ -2,8 +2,8 @@
 
 use super::capacity::Demand;
 use super::error::PlanError;
-use super::latent_tuples;
 use super::pack::Pools;
+use super::reference::latent_tuples;
 use super::{Group, PlanConfig, Worker};
 use crate::num::{product, sum};
 use crate::spec::Limits;

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use super::error::PlanError;
 use super::group::WholeGroup;
 use super::merge_workers::WholeModel;
-use super::{Group, GroupSpec, WorkerPlan, latent_tuples};
+use super::reference::latent_tuples;
+use super::{Group, GroupSpec, WorkerPlan};
 use crate::num::{Overflow, sum};
 use crate::spec::{AttentionKind, DemandError, Limits, Spec};
 

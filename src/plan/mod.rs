@@ -13,7 +13,6 @@ mod group;
 mod hybrid_block;
 mod kernel_blocks;
 mod kv_heads;
-mod latent_tuples;
 mod merge_workers;
 mod pack;
 mod parts;
@@ -21,12 +20,12 @@ mod project;
 mod promote;
 #[cfg(test)]
 mod properties;
+mod reference;
 mod table_rows;
 #[cfg(test)]
 mod testing;
 #[cfg(test)]
 mod tests;
-mod unify;
 mod units;
 
 use std::sync::Arc;
@@ -35,8 +34,8 @@ pub use block_sizes::resolve_block_sizes;
 pub use error::PlanError;
 pub use hybrid_block::{HybridBlock, HybridModel, hybrid_block_size};
 pub use kv_heads::kv_heads_per_rank;
-pub use latent_tuples::layer_tuple_count;
 pub use parts::{PartGroup, PartTensor, Parts, plan_from_parts};
+pub use reference::latent_tuples::layer_tuple_count;
 pub use table_rows::{TableNeeds, TableRows, TableWishes};
 
 use crate::model::Model;
@@ -164,7 +163,7 @@ pub fn plan(workers: &[Worker], config: &PlanConfig) -> Result<Plan, PlanError> 
     check_config(workers, config)?;
     let (mut stages, stage_of_worker) = merge_workers::stages_of(workers)?;
     let mut whole = merge_workers::merge_stages(&mut stages)?;
-    let groups = group::group_layers(&mut whole, config)?;
+    let groups = reference::group_layers(&mut whole, config)?;
     let places = project::places(&groups, whole.layers.len());
 
     let mut drafts = Vec::with_capacity(stages.len());
