@@ -18,7 +18,7 @@ use crate::plan::{
     self, Group, GroupSpec, PartGroup, PartTensor, Parts, Plan, PlanConfig, PlanError, Policy,
     PoolTensor, TableNeeds, TableWishes, Worker, WorkerPlan, plan_from_parts,
 };
-use crate::spec::Limits;
+use crate::spec::{Counting, Limits};
 
 /// How all workers share out their memory: groups of layers, allocations, a number
 /// of blocks. Immutable: all calls on it may run concurrently.
@@ -883,6 +883,7 @@ fn read_config(given: kvpages_plan_config) -> Result<PlanConfig, Failure> {
             max_tokens_in_flight: given.max_tokens_in_flight,
             max_encoder_tokens: given.max_encoder_tokens,
             state_cache_mode: state_cache_mode(given.state_cache_mode)?,
+            counting: Counting::Reference,
         },
         auto_fit_max_model_len: has(KVPAGES_PLAN_AUTO_FIT),
         hybrid_manager_off: has(KVPAGES_PLAN_HYBRID_MANAGER_OFF),
