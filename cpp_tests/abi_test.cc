@@ -27,7 +27,7 @@ KVPAGES_LAYOUT(kvpages_quantised_layout, memory_order, 16, 24);
 KVPAGES_LAYOUT(kvpages_backend_config, reserved0, 108, 112);
 KVPAGES_LAYOUT(kvpages_backend_info, has_layout, 44, 48);
 KVPAGES_LAYOUT(kvpages_layer, reserved0, 44, 48);
-KVPAGES_LAYOUT(kvpages_plan_config, reserved0, 68, 72);
+KVPAGES_LAYOUT(kvpages_plan_config, reserved1, 84, 88);
 KVPAGES_LAYOUT(kvpages_worker, memory_bytes, 8, 16);
 KVPAGES_LAYOUT(kvpages_shortfall, longest_model_len, 32, 40);
 KVPAGES_LAYOUT(kvpages_part_group, flags, 16, 24);

@@ -597,6 +597,14 @@ enum kvpages_policy
      * Exactly the rules of vLLM 0.26.
      */
     KVPAGES_POLICY_REFERENCE = 1,
+    /**
+     * The most tokens in the same memory: at the usual and at the longest length no
+     * plan of this policy holds fewer requests than the reference's (but for models
+     * that the reference splits into more than 32 groups, where a few tokens go for
+     * far fewer groups). Block 0 is counted as reserved, also where reserved_blocks
+     * is 0.
+     */
+    KVPAGES_POLICY_COMPACT = 2,
 };
 #ifndef __cplusplus
 #if __STDC_VERSION__ >= 202311L
@@ -1428,11 +1436,26 @@ typedef struct kvpages_plan_config {
      * Zero.
      */
     uint32_t reserved0;
+    /**
+     * Tokens of a usual request, which the compact policy saves memory for besides
+     * the longest; 0 for max_model_len.
+     */
+    uint64_t typical_len;
+    /**
+     * 1 when the layers' block sizes are no one's wish: the compact policy chooses
+     * sizes that their kernels take, smaller ones too, and padding that was given
+     * with states is dropped.
+     */
+    uint32_t choose_block_sizes;
+    /**
+     * Zero.
+     */
+    uint32_t reserved1;
 } kvpages_plan_config;
 
 /** kvpages_plan_config with struct_size set and all else zero. */
 #define KVPAGES_PLAN_CONFIG_INIT {sizeof(kvpages_plan_config), 0, 0, 0, 0, \
-    0, 0, 0, 0, 0, 0}
+    0, 0, 0, 0, 0, 0, 0, 0, 0}
 
 /**
  * One rank: the layers it holds and the memory it has for them. Frozen.

@@ -100,6 +100,7 @@ enum class StateCacheMode : std::uint32_t {
 enum class Policy : std::uint32_t {
     best = KVPAGES_POLICY_DEFAULT,
     reference = KVPAGES_POLICY_REFERENCE,
+    compact = KVPAGES_POLICY_COMPACT,
 };
 
 /// A known backend contract.
@@ -566,6 +567,8 @@ struct PlanConfig {
     bool hybrid_manager_off = false;
     bool cross_layer_blocks = false;
     bool draft_layers = false;
+    std::uint64_t typical_len = 0;  ///< tokens of a usual request; 0 for max_model_len
+    bool choose_block_sizes = false;
 
     /// The same for C.
     kvpages_plan_config c_config() const {
@@ -583,6 +586,8 @@ struct PlanConfig {
         config.num_blocks_override = num_blocks_override.value_or(0);
         config.reserved_blocks = reserved_blocks;
         config.state_cache_mode = static_cast<std::uint32_t>(state_cache_mode);
+        config.typical_len = typical_len;
+        config.choose_block_sizes = choose_block_sizes ? 1u : 0u;
         return config;
     }
 };

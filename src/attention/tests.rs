@@ -82,6 +82,8 @@ fn plan_of(layers: &Layers) -> Plan {
         num_blocks_override: Some(64),
         reserved_blocks: 0,
         has_draft_layers: false,
+        typical_len: 0,
+        choose_block_sizes: false,
     };
     let worker = Worker {
         model: Arc::new(model),

@@ -487,6 +487,7 @@ impl From<PlanError> for Failure {
             | PlanError::NoAvailableMemory { .. }
             | PlanError::ZeroBlocks { .. } => kvpages_status::DoesNotFit,
             PlanError::KernelBlock { .. }
+            | PlanError::IndexTooNarrow { .. }
             | PlanError::BackendBlockSize { .. }
             | PlanError::BackendHeads { .. } => kvpages_status::ContractBroken,
             _ => kvpages_status::InvalidArgument,

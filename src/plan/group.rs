@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::GroupSpec;
 use super::describe::brief;
 use super::error::PlanError;
-use super::merge_workers::SpecNumbers;
+use super::merge_workers::{SpecNumbers, WholeModel};
 use crate::spec::{Spec, SpecSet, merge};
 
 /// A group of the whole model.
@@ -27,6 +27,24 @@ impl WholeGroup {
             is_draft: false,
         }
     }
+}
+
+/// The spec of all layers in one group, if one block table serves all.
+pub(super) fn spec_of_all(whole: &WholeModel<'_>) -> Option<GroupSpec> {
+    let specs = &whole.specs;
+    if let [only] = specs.as_slice() {
+        return Some(GroupSpec::One(Arc::clone(only)));
+    }
+    let refs: Vec<&Spec> = specs.iter().map(Arc::as_ref).collect();
+    if let Ok(merged) = merge(&refs) {
+        return Some(GroupSpec::One(Arc::new(merged)));
+    }
+    SpecSet::new(specs.clone())?;
+    let of_layers = whole
+        .layers
+        .iter()
+        .map(|layer| Arc::clone(&specs[layer.spec]));
+    SpecSet::new(of_layers.collect()).map(GroupSpec::Set)
 }
 
 /// Layers dealt out in turn, so that each pipeline stage has its share of every group.

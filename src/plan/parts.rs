@@ -109,6 +109,8 @@ fn unknown_config() -> PlanConfig {
         num_blocks_override: None,
         reserved_blocks: 0,
         has_draft_layers: false,
+        typical_len: 0,
+        choose_block_sizes: false,
     }
 }
 

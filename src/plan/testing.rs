@@ -119,6 +119,8 @@ pub(super) fn config(max_model_len: u64) -> PlanConfig {
         num_blocks_override: None,
         reserved_blocks: 0,
         has_draft_layers: false,
+        typical_len: 0,
+        choose_block_sizes: false,
     }
 }
 

@@ -6,20 +6,37 @@ mod unify;
 use std::sync::Arc;
 
 use crate::plan::error::PlanError;
-use crate::plan::group::{WholeGroup, dealt};
+use crate::plan::finish::Layout;
+use crate::plan::group::{WholeGroup, dealt, spec_of_all};
 use crate::plan::merge_workers::{SpecNumbers, WholeModel};
-use crate::plan::promote::promote;
+use crate::plan::pack::Packing;
+use crate::plan::promote::{WindowBlocks, promote};
 use crate::plan::{GroupSpec, PlanConfig};
-use crate::spec::{AttentionKind, Spec, SpecSet, merge};
+use crate::spec::{AttentionKind, Spec};
 use unify::unify_pages;
 
+/// What the reference makes of the layers.
+pub(in crate::plan) fn layout<'a>(
+    mut whole: WholeModel<'a>,
+    config: &PlanConfig,
+) -> Result<Layout<'a>, PlanError> {
+    let groups = group_layers(&mut whole, config)?;
+    Ok(Layout {
+        whole,
+        groups,
+        packing: Packing::BySets {
+            cross_layer_blocks: config.cross_layer_blocks,
+        },
+    })
+}
+
 /// Groups the layers of the whole model. Specs change where pages or block sizes must agree.
-pub(in crate::plan) fn group_layers(
+fn group_layers(
     whole: &mut WholeModel<'_>,
     config: &PlanConfig,
 ) -> Result<Vec<WholeGroup>, PlanError> {
     if config.hybrid_manager_off {
-        promote(whole)?;
+        promote(whole, WindowBlocks::OwnSize)?;
     }
     let all = || (0..whole.layers.len()).collect();
     match spec_of_all(whole) {
@@ -34,24 +51,6 @@ pub(in crate::plan) fn group_layers(
         }
         None => group_by_spec(whole),
     }
-}
-
-/// The spec of all layers in one group, if one block table serves all.
-fn spec_of_all(whole: &WholeModel<'_>) -> Option<GroupSpec> {
-    let specs = &whole.specs;
-    if let [only] = specs.as_slice() {
-        return Some(GroupSpec::One(Arc::clone(only)));
-    }
-    let refs: Vec<&Spec> = specs.iter().map(Arc::as_ref).collect();
-    if let Ok(merged) = merge(&refs) {
-        return Some(GroupSpec::One(Arc::new(merged)));
-    }
-    SpecSet::new(specs.clone())?;
-    let of_layers = whole
-        .layers
-        .iter()
-        .map(|layer| Arc::clone(&specs[layer.spec]));
-    SpecSet::new(of_layers.collect()).map(GroupSpec::Set)
 }
 
 /// One page size for all, then groups of equally many layers of one spec.
