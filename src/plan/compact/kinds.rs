@@ -74,7 +74,7 @@ pub(super) fn of<'a>(
 
 fn add<'a>(backends: &mut Vec<&'a Backend>, backend: &'a Backend) {
     let is_same = |known: &&Backend| std::ptr::eq(*known, backend) || **known == *backend;
-    if !backends.iter().any(|known| is_same(known)) {
+    if !backends.iter().any(is_same) {
         backends.push(backend);
     }
 }
