@@ -4,6 +4,8 @@
 mod bind;
 mod blueprint;
 mod growth;
+#[cfg(test)]
+mod plan_properties;
 
 pub use bind::{BindError, bind_layers, bind_order, layer_index};
 pub use blueprint::{Blueprint, BlueprintError, LayerViews, Region};

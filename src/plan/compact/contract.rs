@@ -3,8 +3,12 @@
 //! The views that are made of a plan prove it. This looks ahead, so that no plan is chosen whose
 //! views are refused.
 
+use std::sync::Arc;
+
 use crate::backend::{Backend, select_kernel_block_size};
-use crate::spec::{Attention, Spec};
+use crate::model::Model;
+use crate::plan::{Group, Plan};
+use crate::spec::{Attention, AttentionKind, Spec};
 
 /// Whether blocks of the layer split into kernel blocks that all backends take, and its pages keep
 /// what they demand. `is_packed`: other layers' pages lie between two pages of this one.
@@ -34,6 +38,31 @@ pub(super) fn suits(spec: &Spec, backends: &[&Backend], is_packed: bool) -> bool
     is_even && backends.iter().all(aligned)
 }
 
+/// Whether kernels can read all layers of a plan that was made without looking at them.
+pub(super) fn holds(plan: &Plan) -> bool {
+    let mut seen: Option<*const Model> = None;
+    let mut workers = plan.workers.iter().filter(|worker| {
+        let model: *const Model = Arc::as_ptr(&worker.model);
+        seen.replace(model) != Some(model)
+    });
+    workers.all(|worker| {
+        let is_packed = worker.tensors.iter().any(|tensor| tensor.block_stride > 0);
+        let layers = worker.model.layers();
+        let is_read = |(place, &layer): (usize, &usize), group: &Group| {
+            let backend = layers.get(layer).and_then(|layer| layer.backend.as_deref());
+            let backends: &[&Backend] = &backend.into_iter().collect::<Vec<_>>();
+            let spec = group.spec.spec_of(place);
+            // A page that fills the block lies as it would alone.
+            let is_packed = is_packed && worker.bytes_per_block != spec.page().padded;
+            suits(spec, backends, is_packed)
+        };
+        worker.groups.iter().all(|group| {
+            let mut members = group.layers.iter().enumerate();
+            members.all(|member| is_read(member, group))
+        })
+    })
+}
+
 fn follows_block_stride(backend: &Backend) -> bool {
     backend.contract().follows_block_stride
 }
@@ -52,7 +81,7 @@ fn kernel_blocks_of_block(attention: &Attention, backends: &[&Backend]) -> Optio
 pub(super) fn may_pad(attention: &Attention, backends: &[&Backend]) -> bool {
     let fields = attention.fields();
     // Hidden states are written to whatever page the others agree on.
-    let is_hidden = fields.kind == crate::spec::AttentionKind::HiddenState;
+    let is_hidden = fields.kind == AttentionKind::HiddenState;
     (is_hidden || fields.indexes_kv_by_block_stride)
         && backends.iter().all(|b| follows_block_stride(b))
 }

@@ -127,7 +127,8 @@ fn searched(
     reference: Result<Plan, PlanError>,
     as_it_counts: Option<u64>,
 ) -> Result<Plan, PlanError> {
-    let known = reference.as_ref().ok();
+    // A plan whose views would be refused is neither a floor nor a choice.
+    let known = reference.as_ref().ok().filter(|plan| contract::holds(plan));
     let kinds = kinds::of(job, whole, config)?;
     let fitted = known.map_or(&config.limits, |plan| &plan.config.limits);
     let lengths = Lengths::of(fitted, config.typical_len);
@@ -139,8 +140,8 @@ fn searched(
         return Err(pages::none_fits(&kinds));
     }
 
+    let mut merit = known.map(|plan| Merit::of(plan, &lengths));
     let mut best = reference;
-    let mut merit = best.as_ref().ok().map(|plan| Merit::of(plan, &lengths));
     for (classes, split) in splits {
         let layout = layout(whole, &kinds, &choices[classes], &split, config);
         match finish(job, layout, config) {
