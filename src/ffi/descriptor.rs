@@ -133,16 +133,11 @@ pub enum kvpages_row_format {
     FP8_DS_MLA_V4 = 9,
 }
 
-/// A layer in a descriptor. Row and element are found by
-///
-///     row(b, s, h) = (b * block_slots / kernel_block_slots + s / kernel_block_slots)
-///                    * kernel_block_stride + s % kernel_block_slots * slot_stride
-///                    + h * head_stride
-///     byte of key element e = offset_bytes + (row(b, s, h) + e * content_stride)
-///                             * bytes of an element
-///
-/// of block b, slot s and head h; the value lies value_offset elements behind the key.
-/// kvpages_descriptor_get_row() computes it.
+/// A layer in a descriptor. Slot s of block b is in kernel block k = b * (block_slots /
+/// kernel_block_slots) + s / kernel_block_slots, in whole numbers. Element e of the key
+/// of head h is there k * kernel_block_stride + (s % kernel_block_slots) * slot_stride +
+/// h * head_stride + e * content_stride elements behind offset_bytes, and its value
+/// value_offset elements further. kvpages_descriptor_get_row() computes it.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct kvpages_described_layer {
