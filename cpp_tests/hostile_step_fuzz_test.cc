@@ -292,7 +292,8 @@ bool map_slots(Random& random, TablesModel& model, kvpages_tables* tables, std::
         query_start[random.below(query_start.size())] = random.number<std::int32_t>(30);
     }
     *status = kvpages_tables_map_slots(tables, requests.data(), requests.size(),
-                                       query_start.data(), positions.data(), positions.size());
+                                       query_start.data(), positions.data(), positions.size(),
+                                       nullptr);
     return model.map(requests, query_start, positions);
 }
 
@@ -348,24 +349,24 @@ bool call(Random& random, TablesModel& model, kvpages_tables* t, std::int32_t* s
         case 7: {
             const Ids requests = some_requests(random, model);
             const auto num_rows = random.number<std::size_t>(model.max_requests + 1);
-            *status = kvpages_tables_gather(t, requests.data(), requests.size(), num_rows);
+            *status = kvpages_tables_gather(t, requests.data(), requests.size(), num_rows, nullptr);
             return model.gather(requests, num_rows);
         }
         case 8: return map_slots(random, model, t, status);
         case 9:
             if (random.one_in(8)) {
-                *status = kvpages_tables_reset(t);
+                *status = kvpages_tables_reset(t, nullptr);
                 model.start();
                 return true;
             }
             if (random.one_in(4)) {
                 const auto num_rows = random.number<std::size_t>(model.max_requests + 1);
-                *status = kvpages_tables_gather_dummies(t, num_rows);
+                *status = kvpages_tables_gather_dummies(t, num_rows, nullptr);
                 return model.gather({}, num_rows);
             }
             [[fallthrough]];
         default:
-            *status = kvpages_tables_apply(t);
+            *status = kvpages_tables_apply(t, nullptr);
             model.applied = model.staged;
             return true;
     }

@@ -49,12 +49,12 @@ TablesHandle tables_in_use() {
     must(kvpages_tables_append(raw, 0, 0, ids, 2));
     must(kvpages_tables_append(raw, 0, 1, ids + 2, 1));
     must(kvpages_tables_append(raw, 2, 0, ids + 4, 1));
-    must(kvpages_tables_apply(raw));
+    must(kvpages_tables_apply(raw, nullptr));
     const std::int32_t requests[]{2, 0};
     const std::int32_t query_start[]{0, 1, 3};
     const std::int64_t positions[]{7, 30, 31};
-    must(kvpages_tables_gather(raw, requests, 2, 3));
-    must(kvpages_tables_map_slots(raw, requests, 2, query_start, positions, 3));
+    must(kvpages_tables_gather(raw, requests, 2, 3, nullptr));
+    must(kvpages_tables_map_slots(raw, requests, 2, query_start, positions, 3, nullptr));
     must(kvpages_tables_append(raw, 0, 0, ids + 3, 1));
     must(kvpages_tables_append(raw, 1, 1, ids + 4, 1));
     must(kvpages_tables_clear(raw, 2));
@@ -70,9 +70,9 @@ void expect_refused_by_tables(const std::vector<TablesCase>& cases) {
     const TablesHandle twin = tables_in_use();
     expect_refused<TablesHandle>(used, cases, bytes_of_tables);
     for (const TablesHandle* each : {&std::as_const(used), &twin}) {
-        must(kvpages_tables_apply(each->get()));
+        must(kvpages_tables_apply(each->get(), nullptr));
         const std::int32_t requests[]{0, 1, 2};
-        must(kvpages_tables_gather(each->get(), requests, 3, 3));
+        must(kvpages_tables_gather(each->get(), requests, 3, 3, nullptr));
     }
     EXPECT_TRUE(bytes_of_tables(used) == bytes_of_tables(twin)) << "what was staged has changed";
 }
@@ -121,13 +121,14 @@ std::function<std::int32_t(TablesHandle&)> map(const Ids& requests, const Ids& q
                                                const Slots& positions) {
     return [=](TablesHandle& t) {
         return kvpages_tables_map_slots(t.get(), requests.data(), requests.size(),
-                                        query_start.data(), positions.data(), positions.size());
+                                        query_start.data(), positions.data(), positions.size(),
+                                        nullptr);
     };
 }
 
 std::function<std::int32_t(TablesHandle&)> gather(const Ids& requests, std::size_t num_rows) {
     return [=](TablesHandle& t) {
-        return kvpages_tables_gather(t.get(), requests.data(), requests.size(), num_rows);
+        return kvpages_tables_gather(t.get(), requests.data(), requests.size(), num_rows, nullptr);
     };
 }
 
@@ -219,7 +220,7 @@ TEST(HostileStep, BatchesAndBoundaries) {
         {"fewer rows than requests", kInvalid, batch, {"2 requests", "1 rows"}, gather({0, 1}, 1)},
         {"more rows than there are", kInvalid, batch, {"4", "3"}, gather({0}, 4)},
         {"dummies", kInvalid, batch, {"4", "3"},
-         [](TablesHandle& t) { return kvpages_tables_gather_dummies(t.get(), 4); }},
+         [](TablesHandle& t) { return kvpages_tables_gather_dummies(t.get(), 4, nullptr); }},
         {"too many requests", kInvalid, batch, {"4", "3"}, map({0, 1, 2, 0}, {0, 0, 0, 0, 0}, {})},
         {"too many tokens", kInvalid, batch, {"7", "6"}, map({0}, {0, 7}, Slots(7))},
         {"does not start at 0", kInvalid, order, {"query_start[0]", "1"}, map({0}, {1, 1}, {0})},
@@ -250,23 +251,25 @@ TEST(HostileStep, PointersAndStructsOfTables) {
         {"ids past memory", kInvalid, "overflow", {"block_ids"},
          [](TablesHandle& t) { return kvpages_tables_append(t.get(), 0, 0, ids, SIZE_MAX / 4); }},
         {"requests odd", kInvalid, "misaligned_pointer", {"requests"},
-         [](TablesHandle& t) { return kvpages_tables_gather(t.get(), odd(ids), 1, 1); }},
+         [](TablesHandle& t) { return kvpages_tables_gather(t.get(), odd(ids), 1, 1, nullptr); }},
         {"requests past memory", kInvalid, "overflow", {"requests"},
-         [](TablesHandle& t) { return kvpages_tables_gather(t.get(), ids, SIZE_MAX, SIZE_MAX); }},
+         [](TablesHandle& t) { return kvpages_tables_gather(t.get(), ids, SIZE_MAX, SIZE_MAX,
+                                                            nullptr); }},
         {"starts odd", kInvalid, "misaligned_pointer", {"query_start"},
          [](TablesHandle& t) {
-             return kvpages_tables_map_slots(t.get(), ids, 1, odd(ids), positions, 1);
+             return kvpages_tables_map_slots(t.get(), ids, 1, odd(ids), positions, 1, nullptr);
          }},
         {"starts NULL for no request", kNull, "null_argument", {"query_start"},
          [](TablesHandle& t) {
-             return kvpages_tables_map_slots(t.get(), nullptr, 0, nullptr, nullptr, 0);
+             return kvpages_tables_map_slots(t.get(), nullptr, 0, nullptr, nullptr, 0, nullptr);
          }},
         {"positions odd", kInvalid, "misaligned_pointer", {"positions"},
          [](TablesHandle& t) {
-             return kvpages_tables_map_slots(t.get(), ids, 1, ids, odd(positions), 1);
+             return kvpages_tables_map_slots(t.get(), ids, 1, ids, odd(positions), 1, nullptr);
          }},
         {"positions NULL", kNull, "null_argument", {"positions"},
-         [](TablesHandle& t) { return kvpages_tables_map_slots(t.get(), ids, 1, ids, nullptr, 1); }},
+         [](TablesHandle& t) { return kvpages_tables_map_slots(t.get(), ids, 1, ids, nullptr, 1,
+                                                               nullptr); }},
         {"writes odd", kInvalid, "misaligned_pointer", {"kvpages_row_writes"},
          [](TablesHandle& t) {
              kvpages_row_writes all[2]{KVPAGES_ROW_WRITES_INIT, KVPAGES_ROW_WRITES_INIT};
@@ -338,10 +341,10 @@ TEST(HostileStep, WhatTablesTake) {
     must(kvpages_tables_truncate(t, 0, 0, 3));
     must(Writes{{}, {}, {0}, {}}(used));
     EXPECT_TRUE(bytes_of_tables(used) == bytes_of_tables(twin));
-    must(kvpages_tables_apply(t));
-    must(kvpages_tables_apply(twin.get()));
+    must(kvpages_tables_apply(t, nullptr));
+    must(kvpages_tables_apply(twin.get(), nullptr));
     // One request twice is what a batch of drafts may be.
-    must(kvpages_tables_gather(t, Ids{0, 0, -1}.data(), 3, 3));
+    must(kvpages_tables_gather(t, Ids{0, 0, -1}.data(), 3, 3, nullptr));
     kvpages_tensor input{};
     must(kvpages_tables_get_input_table(t, 0, &input));
     const auto* rows = static_cast<const std::int32_t*>(input.data);
@@ -353,9 +356,9 @@ TEST(HostileStep, WhatTablesTake) {
     must(kvpages_tables_get_slots(t, 0, &slots));
     const auto* mapped = static_cast<const std::int64_t*>(slots.data);
     EXPECT_EQ(Slots(mapped, mapped + 6), (Slots{-1, -1, 79, -1, -1, -1}));
-    must(kvpages_tables_gather_dummies(t, 3));
-    must(kvpages_tables_map_slots(t, nullptr, 0, Ids{0}.data(), nullptr, 0));
-    must(kvpages_tables_map_dummies(t));
+    must(kvpages_tables_gather_dummies(t, 3, nullptr));
+    must(kvpages_tables_map_slots(t, nullptr, 0, Ids{0}.data(), nullptr, 0, nullptr));
+    must(kvpages_tables_map_dummies(t, nullptr));
     EXPECT_EQ(Ids(rows, rows + 9), Ids(9, 0));
     EXPECT_EQ(Slots(mapped, mapped + 6), Slots(6, -1));
 }
@@ -502,7 +505,7 @@ TEST(HostileStep, EveryCallbackFailsAndCallsBack) {
         EXPECT_EQ(raw, nullptr);
         EXPECT_TRUE(fails(append(1, 0, {8})(const_cast<TablesHandle&>(tables)), kInvalid,
                           "block_id_out_of_range"));
-        must(kvpages_tables_apply(tables.get()));
+        must(kvpages_tables_apply(tables.get(), nullptr));
     };
     int points = 0;
     for (bool is_done = false; !is_done; ++points) {

@@ -55,17 +55,17 @@ void append(const Handle& of, std::size_t request, std::size_t of_group, const I
     must(kvpages_tables_append(of.get(), request, of_group, ids.data(), ids.size()));
 }
 
-void apply(const Handle& of) { must(kvpages_tables_apply(of.get())); }
+void apply(const Handle& of) { must(kvpages_tables_apply(of.get(), nullptr)); }
 
 void gather(const Handle& of, const Ids& requests, std::size_t num_rows) {
-    must(kvpages_tables_gather(of.get(), requests.data(), requests.size(), num_rows));
+    must(kvpages_tables_gather(of.get(), requests.data(), requests.size(), num_rows, nullptr));
 }
 
 // One request's tokens.
 void map(const Handle& of, std::int32_t request, const Slots& positions) {
     const std::int32_t query_start[]{0, static_cast<std::int32_t>(positions.size())};
     must(kvpages_tables_map_slots(of.get(), &request, 1, query_start, positions.data(),
-                                  positions.size()));
+                                  positions.size(), nullptr));
 }
 
 using Get = kvpages_status (*)(const kvpages_tables*, std::size_t, kvpages_tensor*);
@@ -249,7 +249,7 @@ TEST(Table, T09_DummiesAreNullWhereTheRealStepWas) {
     gather(of, {0}, 1);
     EXPECT_EQ(input_row(of, 0), (Ids{1, 2, 0}));
     const std::vector<const void*> before = addresses(of);
-    must(kvpages_tables_gather_dummies(of.get(), 1));
+    must(kvpages_tables_gather_dummies(of.get(), 1, nullptr));
     EXPECT_EQ(input_row(of, 0), (Ids{0, 0, 0}));
     EXPECT_EQ(addresses(of), before);
     EXPECT_EQ(table_row(of, 0), (Ids{1, 2, 0})) << "the request's own row stays";
@@ -277,7 +277,7 @@ TEST(Table, T12_SlotsArePadsToTheEnd) {
     const std::int32_t query_start[]{0, 3};
     const Slots positions{8, 9, 10, 0, 0, 0, 0, 0};
     must(kvpages_tables_map_slots(of.get(), &request, 1, query_start, positions.data(),
-                                  positions.size()));
+                                  positions.size(), nullptr));
     EXPECT_EQ(slots(of), (Slots{40, 41, 42, -1, -1, -1, -1, -1}));
 }
 
@@ -340,7 +340,7 @@ TEST(Table, T19_AResetEmptiesInPlace) {
     for (std::int64_t i = 0; i < lost.shape[0] * lost.shape[1]; ++i) {
         static_cast<std::int32_t*>(lost.data)[i] = 0x55555555;
     }
-    must(kvpages_tables_reset(of.get()));
+    must(kvpages_tables_reset(of.get(), nullptr));
     apply(of);
     EXPECT_EQ(addresses(of), before);
     for (std::size_t i = 0; i < 2; ++i) {
@@ -405,7 +405,7 @@ TEST(Table, T19_TablesOutliveTheMemoryOfTheirCache) {
     }
     const support::Cache cache = mapped(1);
     fill(cache, 0);
-    must(kvpages_tables_reset(of.get()));
+    must(kvpages_tables_reset(of.get(), nullptr));
     const kvpages_tensor view = support::view(cache, 0);
     EXPECT_EQ(view.data, pools[1].bytes);
     EXPECT_EQ(std::vector<std::int64_t>(view.strides, view.strides + view.ndim), strides);
@@ -833,7 +833,7 @@ struct Used {
     Used(const Used&) = delete;
     Used& operator=(const Used&) = delete;
     ~Used() {
-        must(kvpages_tables_apply(raw));
+        must(kvpages_tables_apply(raw, nullptr));
         EXPECT_EQ(addresses(of), before);
         EXPECT_EQ(table_row(of, 0), (Ids{0, 0, 0}));
         EXPECT_EQ(table_row(of, 1), (Ids{5, 0, 0}));
@@ -932,14 +932,14 @@ TEST(TablesHostile, Nulls) {
         [&](kvpages_tables* t) { return kvpages_tables_move(t, 0, 1); },
         [&](kvpages_tables* t) { return kvpages_tables_swap(t, 0, 1); },
         [&](kvpages_tables* t) { return kvpages_tables_clear(t, 0); },
-        [&](kvpages_tables* t) { return kvpages_tables_apply(t); },
-        [&](kvpages_tables* t) { return kvpages_tables_reset(t); },
-        [&](kvpages_tables* t) { return kvpages_tables_gather(t, &id, 1, 1); },
-        [&](kvpages_tables* t) { return kvpages_tables_gather_dummies(t, 1); },
+        [&](kvpages_tables* t) { return kvpages_tables_apply(t, nullptr); },
+        [&](kvpages_tables* t) { return kvpages_tables_reset(t, nullptr); },
+        [&](kvpages_tables* t) { return kvpages_tables_gather(t, &id, 1, 1, nullptr); },
+        [&](kvpages_tables* t) { return kvpages_tables_gather_dummies(t, 1, nullptr); },
         [&](kvpages_tables* t) {
-            return kvpages_tables_map_slots(t, &id, 1, starts, nullptr, 0);
+            return kvpages_tables_map_slots(t, &id, 1, starts, nullptr, 0, nullptr);
         },
-        [&](kvpages_tables* t) { return kvpages_tables_map_dummies(t); },
+        [&](kvpages_tables* t) { return kvpages_tables_map_dummies(t, nullptr); },
     };
     for (std::size_t i = 0; i < calls.size(); ++i) {
         EXPECT_TRUE(fails(calls[i](nullptr), kNull, "null_argument", {"tables"})) << i;
@@ -953,10 +953,13 @@ TEST(TablesHostile, Nulls) {
     EXPECT_TRUE(fails(kvpages_tables_write(used.raw, &writes), kNull, "null_argument", {"starts"}));
     writes.num_writes = 1;
     EXPECT_TRUE(fails(kvpages_tables_write(used.raw, &writes), kNull, "null_argument"));
-    EXPECT_TRUE(fails(kvpages_tables_gather(used.raw, nullptr, 1, 1), kNull, "null_argument"));
-    EXPECT_TRUE(fails(kvpages_tables_map_slots(used.raw, &id, 1, nullptr, nullptr, 0), kNull,
+    EXPECT_TRUE(fails(kvpages_tables_gather(used.raw, nullptr, 1, 1, nullptr),
+                      kNull, "null_argument"));
+    EXPECT_TRUE(fails(kvpages_tables_map_slots(used.raw, &id, 1, nullptr, nullptr, 0, nullptr),
+                      kNull,
                       "null_argument", {"query_start"}));
-    EXPECT_TRUE(fails(kvpages_tables_map_slots(used.raw, &id, 1, starts, nullptr, 1), kNull,
+    EXPECT_TRUE(fails(kvpages_tables_map_slots(used.raw, &id, 1, starts, nullptr, 1, nullptr),
+                      kNull,
                       "null_argument", {"positions"}));
     EXPECT_TRUE(fails(kvpages_tables_get_table(used.raw, 0, nullptr), kNull, "null_argument"));
     EXPECT_TRUE(fails(kvpages_tables_get_info(used.raw, 0, nullptr), kNull, "null_argument"));
@@ -1032,18 +1035,19 @@ TEST(TablesHostile, BatchesOfWrites) {
 TEST(TablesHostile, Steps) {
     const Used used;
     const auto gather_ids = [&](const Ids& requests, std::size_t num_rows) {
-        return kvpages_tables_gather(used.raw, requests.data(), requests.size(), num_rows);
+        return kvpages_tables_gather(used.raw, requests.data(), requests.size(), num_rows, nullptr);
     };
     EXPECT_TRUE(fails(gather_ids({0, 1}, 1), kInvalid, "batch_out_of_range", {"2", "1"}));
     EXPECT_TRUE(fails(gather_ids({0}, 3), kInvalid, "batch_out_of_range", {"3", "2"}));
     EXPECT_TRUE(fails(gather_ids({2}, 2), kNotFound, "unknown_request", {"2"}));
     EXPECT_TRUE(fails(gather_ids({-2}, 2), kNotFound, "unknown_request", {"-2"}));
-    EXPECT_TRUE(fails(kvpages_tables_gather_dummies(used.raw, SIZE_MAX), kInvalid,
+    EXPECT_TRUE(fails(kvpages_tables_gather_dummies(used.raw, SIZE_MAX, nullptr), kInvalid,
                       "batch_out_of_range"));
     const auto map_tokens = [&](const Ids& requests, const Ids& query_start,
                                 const Slots& positions) {
         return kvpages_tables_map_slots(used.raw, requests.data(), requests.size(),
-                                        query_start.data(), positions.data(), positions.size());
+                                        query_start.data(), positions.data(), positions.size(),
+                                        nullptr);
     };
     EXPECT_TRUE(fails(map_tokens({0, 1}, {0, 2, 1}, {0, 1}), kInvalid, "boundaries_not_ascending",
                       {"query_start[2]"}));

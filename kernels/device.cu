@@ -364,30 +364,36 @@ KVP_DEVICE Row row_of(const TableStep& step, uint32_t number, uint64_t place) {
     return {group.table + static_cast<uint64_t>(request) * group.width, step.lengths[at]};
 }
 
+// Some of a grid's CTAs.
+struct Ctas {
+    uint32_t first;
+    uint32_t count;
+};
+
 // A CTA for each row of each group.
-KVP_DEVICE void gather_tables(const TableStep& step) {
+KVP_DEVICE void gather_rows(const TableStep& step, Ctas ctas) {
     const uint64_t count = static_cast<uint64_t>(step.num_groups) * step.num_rows;
-    KVP_ROLLED for (uint64_t i = blockIdx.x; i < count; i += gridDim.x) {
+    KVP_ROLLED for (uint64_t i = blockIdx.x - ctas.first; i < count; i += ctas.count) {
         const auto number = static_cast<uint32_t>(i / step.num_rows);
         const uint64_t place = i - static_cast<uint64_t>(number) * step.num_rows;
         const GroupTables& group = step.groups[number];
         const Row none{group.table, 0};
         const Row row = place < step.num_requests ? row_of(step, number, place) : none;
         int32_t* to = group.input + place * group.width;
-        KVP_ROLLED for (uint64_t column = threadIdx.x; column < group.width;
-                        column += blockDim.x) {
+        const uint32_t end = step.ends[i];
+        KVP_ROLLED for (uint64_t column = threadIdx.x; column < end; column += blockDim.x) {
             to[column] = gathered_id(row, column);
         }
     }
 }
 
 // A thread for each slot of each group.
-KVP_DEVICE void map_tables(const TableStep& step) {
+KVP_DEVICE void map_tokens(const TableStep& step, Ctas ctas) {
     const uint64_t count = step.num_groups * step.num_slots;
     const auto tokens = static_cast<uint64_t>(step.query_start[step.num_requests]);
-    const uint64_t lanes = static_cast<uint64_t>(gridDim.x) * blockDim.x;
-    const uint64_t lane = static_cast<uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-    KVP_ROLLED for (uint64_t i = lane; i < count; i += lanes) {
+    const uint64_t lanes = static_cast<uint64_t>(ctas.count) * blockDim.x;
+    const uint64_t cta = blockIdx.x - ctas.first;
+    KVP_ROLLED for (uint64_t i = cta * blockDim.x + threadIdx.x; i < count; i += lanes) {
         const auto number = static_cast<uint32_t>(i / step.num_slots);
         const uint64_t token = i - number * step.num_slots;
         const GroupTables& group = step.groups[number];
@@ -397,6 +403,15 @@ KVP_DEVICE void map_tables(const TableStep& step) {
             slot = slot_of(group.rule, row_of(step, number, place), step.positions[token]);
         }
         group.slots[token] = slot;
+    }
+}
+
+// Both read tables that were patched before, and neither reads what the other writes: one launch.
+KVP_DEVICE void fill_tables(const TableStep& step) {
+    if (blockIdx.x < step.gather_ctas) {
+        gather_rows(step, {0, step.gather_ctas});
+    } else {
+        map_tokens(step, {step.gather_ctas, gridDim.x - step.gather_ctas});
     }
 }
 
@@ -449,5 +464,4 @@ KVP_ROWS(f32, F32)
 KVP_ROWS(f16, F16)
 KVP_ROWS(bf16, Bf16)
 KVP_KERNEL(kvpages_patch_tables, kvp::TableStep, kvp::patch_tables)
-KVP_KERNEL(kvpages_gather_tables, kvp::TableStep, kvp::gather_tables)
-KVP_KERNEL(kvpages_map_tables, kvp::TableStep, kvp::map_tables)
+KVP_KERNEL(kvpages_fill_tables, kvp::TableStep, kvp::fill_tables)

@@ -77,13 +77,16 @@ struct TableStep {
     const int32_t* ids;
     const int32_t* requests;     // of the batch; negative for a dummy
     const uint32_t* lengths;     // of their rows, num_requests for each group
+    const uint32_t* ends;        // of what is written of each input row, num_rows for each group
     const int32_t* query_start;  // num_requests + 1, going up from 0
     const int64_t* positions;
     uint32_t num_groups;
     uint32_t num_patches;
     uint32_t num_requests;
-    uint32_t num_rows;   // of the input tables that are written: null from num_requests on
-    uint64_t num_slots;  // that are written: pads past the tokens of the batch
+    uint32_t num_rows;     // of the input tables that are written: null from num_requests on
+    uint64_t num_slots;    // that are written: pads past the tokens of the batch
+    uint32_t gather_ctas;  // of the grid, the first ones, which write rows; the others write slots
+    uint32_t unused;
 };
 
 // src/kernels/device.rs says the same; neither side compiles when a field is elsewhere.
@@ -114,7 +117,7 @@ static_assert(sizeof(TableStep) <= kArgumentBytes);
 // Without padding, for whoever lays them out by hand.
 static_assert(sizeof(GroupTables) == 104);
 static_assert(sizeof(RowPatch) == 24);
-static_assert(sizeof(TableStep) == 80);
+static_assert(sizeof(TableStep) == 96);
 
 }  // namespace kvp
 

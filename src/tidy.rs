@@ -1,8 +1,9 @@
 //! The import table, enforced: a module names only the modules on its line.
 //!
-//! Two halves stay apart this way. The pure half (spec, backend, model, plan, attention, tables)
-//! never sees memory; the memory half (memory, view, ops) never sees policy. They meet in cache and
-//! in ffi. Both call kernels, the bodies that devices run too. Only cuda talks to the CUDA driver.
+//! Two halves stay apart this way. The pure half (spec, backend, model, plan, attention) never sees
+//! memory; the memory half (memory, view, ops, tables) never sees policy. They meet in cache and in
+//! ffi. The memory half calls kernels, the bodies that devices run too. Only cuda talks to the CUDA
+//! driver.
 
 use std::{fs, path::Path};
 
@@ -18,16 +19,37 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
         "attention",
         &["num", "dtype", "spec", "backend", "model", "plan"],
     ),
-    ("kernels", &[]),
-    ("tables", &["num", "kernels"]),
     ("cuda", &["num"]),
+    ("kernels", &["cuda"]),
+    ("tables", &["num", "cuda", "kernels"]),
     ("memory", &["num", "cuda"]),
     ("view", &["num", "dtype", "spec", "backend"]),
-    ("ops", &["num", "cuda", "dtype", "spec", "view", "kernels"]),
+    ("descriptor", &["num", "dtype", "view"]),
+    (
+        "ops",
+        &[
+            "num",
+            "cuda",
+            "dtype",
+            "spec",
+            "view",
+            "kernels",
+            "descriptor",
+        ],
+    ),
     (
         "cache",
         &[
-            "num", "dtype", "spec", "backend", "model", "plan", "cuda", "memory", "view",
+            "num",
+            "dtype",
+            "spec",
+            "backend",
+            "model",
+            "plan",
+            "cuda",
+            "memory",
+            "view",
+            "descriptor",
         ],
     ),
     (
@@ -42,6 +64,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
             "cuda",
             "memory",
             "view",
+            "descriptor",
             "cache",
             "attention",
             "tables",

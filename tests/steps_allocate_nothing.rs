@@ -76,6 +76,8 @@ fn tables() -> *mut kvpages_tables {
         flags: KVPAGES_TABLES_ALIGNED_ROWS,
         reserved0: 0,
         max_model_len: 0,
+        // SAFETY: all zero is the host.
+        device: unsafe { std::mem::zeroed() },
     };
     let mut out = ptr::null_mut();
     // SAFETY: the config and its groups are there, and `out` is a place.
@@ -112,6 +114,7 @@ fn every_call_of_a_step() {
         seq_lens: seq_lens.as_ptr(),
         positions: positions.as_ptr(),
         num_positions: positions.len(),
+        stream: ptr::null_mut(),
     };
     let calls = || {
         // SAFETY: the handle is live, and the arrays are as long as they are said to be.
@@ -122,13 +125,14 @@ fn every_call_of_a_step() {
             good(kvpages_tables_truncate(tables, 3, 0, 1));
             good(kvpages_tables_move(tables, 4, 5));
             good(kvpages_tables_swap(tables, 0, 6));
-            good(kvpages_tables_apply(tables));
+            good(kvpages_tables_apply(tables, ptr::null_mut()));
             let rows = batch.len();
             good(kvpages_tables_gather(
                 tables,
                 batch.as_ptr(),
                 rows,
                 REQUESTS,
+                ptr::null_mut(),
             ));
             let (starts, tokens) = (query_start.as_ptr(), positions.as_ptr());
             good(kvpages_tables_map_slots(
@@ -138,15 +142,20 @@ fn every_call_of_a_step() {
                 starts,
                 tokens,
                 80,
+                ptr::null_mut(),
             ));
             let mut step: kvpages_step = std::mem::zeroed();
             step.struct_size = size_of::<kvpages_step>();
             good(kvpages_tables_prepare(tables, &prepared, &mut step));
             assert_eq!((step.num_tokens, step.max_query_len), (80, 40));
-            good(kvpages_tables_gather_dummies(tables, REQUESTS));
-            good(kvpages_tables_map_dummies(tables));
+            good(kvpages_tables_gather_dummies(
+                tables,
+                REQUESTS,
+                ptr::null_mut(),
+            ));
+            good(kvpages_tables_map_dummies(tables, ptr::null_mut()));
             good(kvpages_tables_clear(tables, 1));
-            good(kvpages_tables_apply(tables));
+            good(kvpages_tables_apply(tables, ptr::null_mut()));
             let mut entries = 0;
             good(kvpages_tables_num_entries(tables, 2, 1, &mut entries));
             assert_ne!(entries, 0);
@@ -167,7 +176,7 @@ fn every_call_of_a_step() {
     };
     assert_eq!(allocations(many), 0);
     // SAFETY: the handle is live.
-    good(unsafe { kvpages_tables_reset(tables) });
+    good(unsafe { kvpages_tables_reset(tables, ptr::null_mut()) });
     // SAFETY: the handle is not used any more.
     unsafe { kvpages_tables_destroy(tables) };
 }

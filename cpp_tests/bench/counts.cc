@@ -41,7 +41,7 @@ void append256() {
     const kvpages_row_writes writes = one.get();
     count(32, [&] {
         must(kvpages_tables_write(of.get(), &writes));
-        must(kvpages_tables_apply(of.get()));
+        must(kvpages_tables_apply(of.get(), nullptr));
     });
 }
 
@@ -51,7 +51,7 @@ void gather256() {
     of.write(many.get());
     of.apply();
     count(32, [&] {
-        must(kvpages_tables_gather(of.get(), many.requests.data(), kRequests, kRequests));
+        must(kvpages_tables_gather(of.get(), many.requests.data(), kRequests, kRequests, nullptr));
     });
 }
 
@@ -65,7 +65,7 @@ void slots8192() {
     count(8, [&] {
         must(kvpages_tables_map_slots(of.get(), many.requests.data(), kBatchRequests,
                                       batch.query_start.data(), batch.positions.data(),
-                                      batch.positions.size()));
+                                      batch.positions.size(), nullptr));
     });
 }
 

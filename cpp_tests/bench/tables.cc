@@ -25,7 +25,7 @@ void append256(benchmark::State& state) {
     std::size_t filled = 0;
     for (auto _ : state) {
         must(kvpages_tables_write(of.get(), &writes));
-        must(kvpages_tables_apply(of.get()));
+        must(kvpages_tables_apply(of.get(), nullptr));
         if (++filled == kRowBlocks) {
             state.PauseTiming();
             of.reset();
@@ -44,7 +44,7 @@ void gather256(benchmark::State& state) {
     of.write(many.get());
     of.apply();
     for (auto _ : state) {
-        must(kvpages_tables_gather(of.get(), many.requests.data(), kRequests, kRequests));
+        must(kvpages_tables_gather(of.get(), many.requests.data(), kRequests, kRequests, nullptr));
     }
     per(state, kRequests * kGroups);
 }
@@ -72,7 +72,7 @@ void slots8192(benchmark::State& state, std::uint64_t block_size, std::uint64_t 
     for (auto _ : state) {
         must(kvpages_tables_map_slots(of.get(), many.requests.data(), num_requests,
                                       batch.query_start.data(), batch.positions.data(),
-                                      batch.positions.size()));
+                                      batch.positions.size(), nullptr));
     }
     per(state, kTokens * kGroups);
 }

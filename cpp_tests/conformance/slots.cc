@@ -88,24 +88,25 @@ private:
     Json run_named(const std::string& name, const Json& op) {
         if (name == "append") return append(op);
         if (name == "apply") {
-            check(kvpages_tables_apply(tables_.get()));
+            check(kvpages_tables_apply(tables_.get(), nullptr));
             const bool dump = op.value("dump", false);
             return {{"tables", dump ? all_rows() : Json()}};
         }
         if (name == "gather") {
             const auto requests = list<std::int32_t>(op.at("idx_mapping"));
             const std::size_t num_rows = op.at("num_reqs_padded");
-            check(kvpages_tables_gather(tables_.get(), requests.data(), requests.size(), num_rows));
+            check(kvpages_tables_gather(tables_.get(), requests.data(), requests.size(), num_rows,
+                                        nullptr));
             return {{"tables", rows(kvpages_tables_get_input_table, num_rows)}};
         }
         if (name == "dummy_tables") {
             const std::size_t num_rows = op.at("num_reqs");
-            check(kvpages_tables_gather_dummies(tables_.get(), num_rows));
+            check(kvpages_tables_gather_dummies(tables_.get(), num_rows, nullptr));
             return {{"tables", rows(kvpages_tables_get_input_table, num_rows)}};
         }
         if (name == "slots") return slots(op);
         if (name == "dummy_slots") {
-            check(kvpages_tables_map_dummies(tables_.get()));
+            check(kvpages_tables_map_dummies(tables_.get(), nullptr));
             return {{"slot_mappings", slot_mappings(op.at("num_tokens"))}};
         }
         throw Inexpressible("input.ops: unknown op \"" + name + "\"");
@@ -150,7 +151,8 @@ private:
             throw Inexpressible("slots: query_start_loc is not one longer than idx_mapping");
         }
         check(kvpages_tables_map_slots(tables_.get(), requests.data(), requests.size(),
-                                       query_start.data(), positions.data(), positions.size()));
+                                       query_start.data(), positions.data(), positions.size(),
+                                       nullptr));
         return {{"slot_mappings", slot_mappings(op.at("num_tokens_padded"))}};
     }
 

@@ -636,6 +636,7 @@ struct TestGroup {
     std::vector<int32_t> host_table = table;
     std::vector<int32_t> input = std::vector<int32_t>(kRows * width, -7);
     std::vector<int32_t> host_input = input;
+    std::vector<uint32_t> ends;  // of the rows of `input` that are written
     std::vector<int64_t> slots = std::vector<int64_t>(kTokens, -7);
     std::vector<int64_t> host_slots = slots;
     std::vector<uint32_t> lengths = std::vector<uint32_t>(kRows, 0);
@@ -647,7 +648,7 @@ struct TestGroup {
     }
 };
 
-TEST(DeviceKernels, TablesArePatchedGatheredAndMappedAsTheHostDoes) {
+TEST(DeviceKernels, TablesArePatchedAndFilledAsTheHostDoes) {
     for (int round = 0; round < 3000; ++round) {
         std::vector<TestGroup> groups(any(1, 4));
         std::vector<kvp::GroupTables> given;
@@ -686,28 +687,47 @@ TEST(DeviceKernels, TablesArePatchedGatheredAndMappedAsTheHostDoes) {
                 lengths.push_back(static_cast<uint32_t>(group.host_row(request).length));
             }
         }
+        const uint64_t num_rows = any(count, kRows);
+        std::vector<uint32_t> ends;
+        for (TestGroup& group : groups) {
+            group.ends.clear();
+            for (uint64_t row = 0; row < num_rows; ++row) {
+                const uint64_t length = group.host_row(row < count ? requests[row] : -1).length;
+                group.ends.push_back(static_cast<uint32_t>(any(length, group.width)));
+            }
+            ends.insert(ends.end(), group.ends.begin(), group.ends.end());
+        }
         kvp::TableStep step{};
         step.groups = given.data();
         step.patches = patches.data();
         step.ids = ids.data();
         step.requests = requests.data();
         step.lengths = lengths.data();
+        step.ends = ends.data();
         step.query_start = query_start.data();
         step.positions = positions.data();
         step.num_groups = static_cast<uint32_t>(groups.size());
         step.num_patches = static_cast<uint32_t>(patches.size());
         step.num_requests = static_cast<uint32_t>(count);
-        step.num_rows = static_cast<uint32_t>(any(std::max<uint64_t>(count, 1), kRows));
-        step.num_slots = any(std::max<uint64_t>(positions.size(), 1), kTokens);
-        for (const char* name : {"patch", "gather", "map"}) {
-            run("kvpages_" + std::string(name) + "_tables", static_cast<uint32_t>(any(1, 9)),
-                static_cast<uint32_t>(any(1, 64)), 1, step);
+        step.num_rows = static_cast<uint32_t>(num_rows);
+        step.num_slots = any(positions.size(), kTokens);
+        const auto threads = [] { return static_cast<uint32_t>(any(1, 64)); };
+        run("kvpages_patch_tables", static_cast<uint32_t>(any(1, 9)), threads(), 1, step);
+        // Rows and slots by one launch, or by one each.
+        step.gather_ctas = static_cast<uint32_t>(any(1, 9));
+        const auto map_ctas = static_cast<uint32_t>(any(1, 9));
+        if (coin()) {
+            run("kvpages_fill_tables", step.gather_ctas + map_ctas, threads(), 1, step);
+        } else {
+            run("kvpages_fill_tables", step.gather_ctas, threads(), 1, step);
+            step.gather_ctas = 0;
+            run("kvpages_fill_tables", map_ctas, threads(), 1, step);
         }
         for (TestGroup& group : groups) {
             for (uint64_t row = 0; row < step.num_rows; ++row) {
                 kvpages_host_gather_row(group.host_row(row < count ? requests[row] : -1),
                                         group.host_input.data() + row * group.width, 0,
-                                        group.width);
+                                        group.ends[row]);
             }
             std::fill_n(group.host_slots.begin(), step.num_slots, kvp::kPadSlot);
             for (uint64_t i = 0; i < count; ++i) {

@@ -197,6 +197,18 @@ inline void check_length(const char* name, std::size_t size, std::size_t needed)
 #endif
 }
 
+/// A text of the library's: asked for its length, then copied.
+template <typename Copy>
+std::string text(Copy copy) {
+    std::size_t length = 0;
+    const std::int32_t asked = copy(nullptr, 0, &length);
+    if (asked != KVPAGES_STATUS_BUFFER_TOO_SMALL) check(asked);
+    std::string text(length + 1, '\0');
+    check(copy(&text[0], text.size(), &length));
+    text.resize(length);
+    return text;
+}
+
 inline const char* c_str_or_null(const std::string& text) {
     return text.empty() ? nullptr : text.c_str();
 }
@@ -762,14 +774,9 @@ private:
     }
 
     std::string explain(std::uint32_t format) const {
-        std::size_t length = 0;
-        const std::int32_t asked =
-            kvpages_plan_copy_explanation(get(), format, nullptr, 0, &length);
-        if (asked != KVPAGES_STATUS_BUFFER_TOO_SMALL) check(asked);
-        std::string text(length + 1, '\0');
-        check(kvpages_plan_copy_explanation(get(), format, &text[0], text.size(), &length));
-        text.resize(length);
-        return text;
+        return detail::text([&](char* buffer, std::size_t capacity, std::size_t* length) {
+            return kvpages_plan_copy_explanation(get(), format, buffer, capacity, length);
+        });
     }
 
     detail::Owned<kvpages_plan, kvpages_plan_destroy> handle_;
@@ -947,6 +954,31 @@ struct ViewAxes : kvpages_view_axes {
     }
 };
 
+/// What a cache cannot know of its rank, for its descriptor.
+struct DescriptorConfig {
+    std::uint64_t tensor_parallel_size = 0;  ///< 0: not told
+    std::uint64_t tensor_parallel_rank = 0;
+    std::uint64_t context_parallel_size = 0;  ///< 0: not told
+    std::uint64_t context_parallel_rank = 0;
+    std::uint64_t context_parallel_interleave = 0;  ///< 0: 1
+    /// The model's kv heads of each layer of the cache, 0 for those of all ranks together; empty when
+    /// that is so of all. It takes a number where heads are copied to several ranks.
+    std::vector<std::uint64_t> model_kv_heads;
+
+    /// The same for C. Its array is this object's.
+    kvpages_descriptor_config c_config() const noexcept {
+        kvpages_descriptor_config config = KVPAGES_DESCRIPTOR_CONFIG_INIT;
+        config.tensor_parallel_size = tensor_parallel_size;
+        config.tensor_parallel_rank = tensor_parallel_rank;
+        config.context_parallel_size = context_parallel_size;
+        config.context_parallel_rank = context_parallel_rank;
+        config.context_parallel_interleave = context_parallel_interleave;
+        config.model_kv_heads = model_kv_heads.data();
+        config.num_model_kv_heads = model_kv_heads.size();
+        return config;
+    }
+};
+
 /// The memory of one worker's layers, and a view of it for each layer.
 class Cache {
 public:
@@ -1063,6 +1095,14 @@ public:
         return all;
     }
 
+    /// The cache as JSON for another process, which reads it with Descriptor::parse().
+    std::string descriptor(const DescriptorConfig& config = {}) const {
+        const kvpages_descriptor_config c_config = config.c_config();
+        return detail::text([&](char* buffer, std::size_t capacity, std::size_t* length) {
+            return kvpages_cache_copy_descriptor(get(), &c_config, buffer, capacity, length);
+        });
+    }
+
     /// The layers in binding order.
     std::vector<std::size_t> bound_layers(std::uint64_t num_attention_modules = 1) const {
         std::vector<std::size_t> layers(num_layers());
@@ -1080,6 +1120,154 @@ private:
     detail::Owned<kvpages_cache, kvpages_cache_destroy> handle_;
 };
 
+/// The descriptor of a cache: where blocks and rows lie in its allocations, for who has only the
+/// memory.
+class Descriptor {
+public:
+    /// Reads and proves what Cache::descriptor() wrote, here or elsewhere.
+    static Descriptor parse(const std::string& json) {
+        kvpages_descriptor* raw = nullptr;
+        check(kvpages_descriptor_create(json.data(), json.size(), &raw));
+        return Descriptor(raw);
+    }
+
+    /// The same as JSON.
+    std::string json() const {
+        return detail::text([&](char* buffer, std::size_t capacity, std::size_t* length) {
+            return kvpages_descriptor_copy_json(get(), buffer, capacity, length);
+        });
+    }
+
+    kvpages_descriptor_info info() const {
+        kvpages_descriptor_info out = KVPAGES_DESCRIPTOR_INFO_INIT;
+        check(kvpages_descriptor_get_info(get(), &out));
+        return out;
+    }
+    /// Bytes of an allocation; 0 when there is no such one.
+    std::uint64_t allocation_bytes(std::size_t allocation) const noexcept {
+        return kvpages_descriptor_allocation_bytes(get(), allocation);
+    }
+    kvpages_described_group group(std::size_t group) const {
+        kvpages_described_group out = KVPAGES_DESCRIBED_GROUP_INIT;
+        check(kvpages_descriptor_get_group(get(), group, &out));
+        return out;
+    }
+
+    /// Layers: those of the cache, then those whose pages no backend reads.
+    std::size_t num_layers() const noexcept { return kvpages_descriptor_num_layers(get()); }
+    /// Name of a layer; NULL when there is no such layer.
+    const char* layer_name(std::size_t layer) const noexcept {
+        return kvpages_descriptor_layer_name(get(), layer);
+    }
+    std::size_t find(const std::string& name) const {
+        std::size_t layer = 0;
+        check(kvpages_descriptor_find_layer(get(), name.c_str(), &layer));
+        return layer;
+    }
+    kvpages_described_layer layer(std::size_t layer) const {
+        kvpages_described_layer out = KVPAGES_DESCRIBED_LAYER_INIT;
+        check(kvpages_descriptor_get_layer(get(), layer, &out));
+        return out;
+    }
+    kvpages_described_state state(std::size_t layer, std::size_t state) const {
+        kvpages_described_state out = KVPAGES_DESCRIBED_STATE_INIT;
+        check(kvpages_descriptor_get_state(get(), layer, state, &out));
+        return out;
+    }
+
+    /// Where a block of a layer is: the runs of its page.
+    std::vector<kvpages_run> block_runs(std::size_t layer, std::uint64_t block) const {
+        std::size_t count = 0;
+        const std::int32_t asked =
+            kvpages_descriptor_copy_block_runs(get(), layer, block, nullptr, 0, &count);
+        if (asked != KVPAGES_STATUS_BUFFER_TOO_SMALL) check(asked);
+        std::vector<kvpages_run> runs(count);
+        check(kvpages_descriptor_copy_block_runs(get(), layer, block, runs.data(), runs.size(),
+                                                 &count));
+        return runs;
+    }
+
+    /// Where the key of a slot and head is, or what is stored instead of keys and values.
+    kvpages_row key(std::size_t layer, std::uint64_t block, std::uint64_t slot,
+                    std::uint64_t head) const {
+        return row(layer, block, slot, head, KVPAGES_ROW_PART_KEY);
+    }
+    /// Where the value of a slot and head is.
+    kvpages_row value(std::size_t layer, std::uint64_t block, std::uint64_t slot,
+                      std::uint64_t head) const {
+        return row(layer, block, slot, head, KVPAGES_ROW_PART_VALUE);
+    }
+
+    const kvpages_descriptor* get() const noexcept { return handle_.get(); }
+
+private:
+    explicit Descriptor(kvpages_descriptor* raw) : handle_(raw) {}
+
+    kvpages_row row(std::size_t layer, std::uint64_t block, std::uint64_t slot,
+                    std::uint64_t head, std::uint32_t part) const {
+        kvpages_row out{};
+        check(kvpages_descriptor_get_row(get(), layer, block, slot, head, part, &out));
+        return out;
+    }
+
+    detail::Owned<kvpages_descriptor, kvpages_descriptor_destroy> handle_;
+};
+
+/// How blocks of some ranks' caches become blocks of others'.
+class Reshard {
+public:
+    /// From the ranks that have blocks to those that get them.
+    static Reshard make(Span<const Descriptor* const> sources,
+                        Span<const Descriptor* const> targets) {
+        const auto pointers = [](Span<const Descriptor* const> ranks) {
+            std::vector<const kvpages_descriptor*> all;
+            all.reserve(ranks.size());
+            for (const Descriptor* rank : ranks) {
+                all.push_back(rank != nullptr ? rank->get() : nullptr);
+            }
+            return all;
+        };
+        const std::vector<const kvpages_descriptor*> from = pointers(sources);
+        const std::vector<const kvpages_descriptor*> to = pointers(targets);
+        kvpages_reshard_config config = KVPAGES_RESHARD_CONFIG_INIT;
+        config.sources = from.data();
+        config.num_sources = from.size();
+        config.targets = to.data();
+        config.num_targets = to.size();
+        kvpages_reshard* raw = nullptr;
+        check(kvpages_reshard_create(&config, &raw));
+        return Reshard(raw);
+    }
+
+    /// The copies that blocks take.
+    std::vector<kvpages_strided_copy> copies(Span<const kvpages_block_move> moves) const {
+        std::size_t count = 0;
+        const std::int32_t asked = kvpages_reshard_copy_copies(get(), moves.data(), moves.size(),
+                                                               nullptr, 0, &count);
+        if (asked != KVPAGES_STATUS_BUFFER_TOO_SMALL) check(asked);
+        std::vector<kvpages_strided_copy> all(count);
+        check(kvpages_reshard_copy_copies(get(), moves.data(), moves.size(), all.data(),
+                                          all.size(), &count));
+        return all;
+    }
+
+    const kvpages_reshard* get() const noexcept { return handle_.get(); }
+
+private:
+    explicit Reshard(kvpages_reshard* raw) : handle_(raw) {}
+
+    detail::Owned<kvpages_reshard, kvpages_reshard_destroy> handle_;
+};
+
+/// Makes strided copies in host memory, one after another, from the allocations of some ranks to
+/// those of others. All are checked before the first byte moves.
+inline void copy_strided(Span<const kvpages_strided_copy> copies,
+                         Span<const kvpages_rank_memory> sources,
+                         Span<const kvpages_rank_memory> targets) {
+    check(kvpages_copy_strided(copies.data(), copies.size(), sources.data(), sources.size(),
+                               targets.data(), targets.size()));
+}
+
 /// What tables are made for.
 struct TablesConfig {
     std::uint64_t max_requests = 0;
@@ -1091,6 +1279,9 @@ struct TablesConfig {
     bool aligned_rows = false;  ///< rows as wide as row_width() says
     /// Tokens of the longest request. 0: the plan's; a plan from parts has none.
     std::uint64_t max_model_len = 0;
+    /// Where tables, input tables and slots are, such as Cache::device(); the host at first. A
+    /// context must live as long as the tables.
+    kvpages_device device{};
 
     /// The same for C, without groups.
     kvpages_tables_config c_config() const {
@@ -1103,6 +1294,7 @@ struct TablesConfig {
         config.context_parallel_interleave = context_parallel_interleave;
         config.flags = aligned_rows ? KVPAGES_TABLES_ALIGNED_ROWS : 0u;
         config.max_model_len = max_model_len;
+        config.device = device;
         return config;
     }
 };
@@ -1113,9 +1305,11 @@ struct Batch {
     Span<const std::int32_t> query_start;  ///< one more than requests, from 0
     Span<const std::int32_t> seq_lens;     ///< of each request, with the tokens of the step
     Span<const std::int64_t> positions;    ///< of each token
+    void* stream = nullptr;                ///< CUstream; not used for tables in host memory
 };
 
-/// Which blocks hold each request, and where each token of a step goes.
+/// Which blocks hold each request, and where each token of a step goes. A `stream` is a CUstream,
+/// and not used for tables in host memory.
 class Tables {
 public:
     /// Tables of a worker's groups.
@@ -1146,6 +1340,13 @@ public:
     }
 
     std::size_t num_groups() const noexcept { return kvpages_tables_num_groups(get()); }
+
+    /// Where tables, input tables and slots are.
+    kvpages_device device() const {
+        kvpages_device out{};
+        check(kvpages_tables_get_device(get(), &out));
+        return out;
+    }
 
     kvpages_table_info info(std::size_t group) const {
         kvpages_table_info out = KVPAGES_TABLE_INFO_INIT;
@@ -1202,13 +1403,13 @@ public:
     /// Stages that a request has no blocks.
     void clear(std::size_t request) { check(kvpages_tables_clear(get(), request)); }
     /// Makes the tables what was staged.
-    void apply() { check(kvpages_tables_apply(get())); }
+    void apply(void* stream = nullptr) { check(kvpages_tables_apply(get(), stream)); }
     /// Empties everything in place.
-    void reset() { check(kvpages_tables_reset(get())); }
+    void reset(void* stream = nullptr) { check(kvpages_tables_reset(get(), stream)); }
 
     /// All that a step asks of tables: applies what was staged, gathers the rows of a batch and finds
-    /// its slots. The result is for Attention::build(); it points to the batch's arrays and to
-    /// these tables.
+    /// its slots. The result is for Attention::build(); it points to these tables, to the batch's
+    /// arrays, and for a device to copies of them there.
     kvpages_step prepare(const Batch& batch) {
         const std::size_t num_requests = batch.requests.size();
         detail::check_length("query_start", batch.query_start.size(), num_requests + 1);
@@ -1220,27 +1421,28 @@ public:
         c_batch.seq_lens = batch.seq_lens.data();
         c_batch.positions = batch.positions.data();
         c_batch.num_positions = batch.positions.size();
+        c_batch.stream = batch.stream;
         kvpages_step step = KVPAGES_STEP_INIT;
         check(kvpages_tables_prepare(get(), &c_batch, &step));
         return step;
     }
     /// Fills the input tables with the rows of a batch; -1 is a dummy.
-    void gather(Span<const std::int32_t> requests, std::size_t num_rows) {
-        check(kvpages_tables_gather(get(), requests.data(), requests.size(), num_rows));
+    void gather(Span<const std::int32_t> requests, std::size_t num_rows, void* stream = nullptr) {
+        check(kvpages_tables_gather(get(), requests.data(), requests.size(), num_rows, stream));
     }
     /// Makes the input tables those of a batch of dummies.
-    void gather_dummies(std::size_t num_rows) {
-        check(kvpages_tables_gather_dummies(get(), num_rows));
+    void gather_dummies(std::size_t num_rows, void* stream = nullptr) {
+        check(kvpages_tables_gather_dummies(get(), num_rows, stream));
     }
     /// Finds the slots of a batch. `query_start` has an entry more than `requests`.
     void map_slots(Span<const std::int32_t> requests, Span<const std::int32_t> query_start,
-                   Span<const std::int64_t> positions) {
+                   Span<const std::int64_t> positions, void* stream = nullptr) {
         detail::check_length("query_start", query_start.size(), requests.size() + 1);
-        check(kvpages_tables_map_slots(get(), requests.data(), requests.size(),
-                                       query_start.data(), positions.data(), positions.size()));
+        check(kvpages_tables_map_slots(get(), requests.data(), requests.size(), query_start.data(),
+                                       positions.data(), positions.size(), stream));
     }
     /// Makes all slots those of a batch of dummies.
-    void map_dummies() { check(kvpages_tables_map_dummies(get())); }
+    void map_dummies(void* stream = nullptr) { check(kvpages_tables_map_dummies(get(), stream)); }
 
     kvpages_tables* get() const noexcept { return handle_.get(); }
 

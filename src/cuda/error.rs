@@ -1,5 +1,7 @@
 //! Why something on a device failed.
 
+use std::ffi::CStr;
+
 /// Why something on a device failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CudaError {
@@ -71,6 +73,12 @@ pub enum CudaError {
         /// What it lacks.
         what: &'static str,
     },
+    /// A bug in the library.
+    #[error("a bug in kvpages: the kernel {name:?} was not loaded")]
+    NotLoaded {
+        /// What was looked for.
+        name: &'static CStr,
+    },
     /// A call of the driver failed.
     #[error("{call} failed with code {code} ({name})")]
     DriverFailed {
@@ -109,6 +117,7 @@ impl CudaError {
             CudaError::OutOfMemory { .. } => "out_of_device_memory",
             CudaError::OutOfPinnedMemory { .. } => "out_of_pinned_memory",
             CudaError::NotSupported { .. } => "device_lacks_support",
+            CudaError::NotLoaded { .. } => "internal",
             CudaError::DriverFailed { .. } => "driver_failed",
         }
     }

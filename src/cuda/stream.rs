@@ -21,7 +21,7 @@ unsafe impl Sync for StreamRef {}
 
 impl StreamRef {
     /// The stream that a caller means; NULL is the context's default stream.
-    pub fn new(handle: *mut c_void) -> StreamRef {
+    pub const fn new(handle: *mut c_void) -> StreamRef {
         StreamRef(handle.cast())
     }
 }

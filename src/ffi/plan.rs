@@ -683,14 +683,7 @@ pub unsafe extern "C" fn kvpages_plan_copy_explanation(
                         ));
                     }
                 };
-                *length = text.len();
-                if capacity <= text.len() {
-                    return Err(Failure::too_small("buffer", text.len() + 1, capacity));
-                }
-                let buffer = input::array_mut(buffer.cast::<u8>(), text.len() + 1, "buffer")?;
-                buffer[..text.len()].copy_from_slice(text.as_bytes());
-                buffer[text.len()] = 0;
-                Ok(())
+                input::copy_text_out(text, buffer, capacity, length)
             },
         )
     }

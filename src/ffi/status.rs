@@ -4,12 +4,13 @@ use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char};
 
 use crate::backend::{BackendError, KernelBlockError, LayoutError, PresetError};
-use crate::cache::{BindError, BlueprintError, CacheError};
+use crate::cache::{BindError, BlueprintError, CacheError, DescribeError};
 use crate::cuda::CudaError;
+use crate::descriptor::{DescriptorError, ReshardError};
 use crate::memory::MemoryError;
 use crate::model::{ModelError, SharingError};
 use crate::num::Overflow;
-use crate::ops::OpsError;
+use crate::ops::{OpsError, StridedError};
 use crate::plan::PlanError;
 use crate::spec::{DemandError, MergeError, SpecError};
 use crate::tables::TablesError;
@@ -401,6 +402,7 @@ fn cuda_status(error: &CudaError) -> kvpages_status {
         CudaError::OutOfMemory { .. } => kvpages_status::OutOfDeviceMemory,
         CudaError::OutOfPinnedMemory { .. } => kvpages_status::OutOfHostMemory,
         CudaError::NotSupported { .. } => kvpages_status::Unsupported,
+        CudaError::NotLoaded { .. } => kvpages_status::Internal,
         CudaError::DriverMissing { .. }
         | CudaError::DriverIncomplete { .. }
         | CudaError::DriverTooOld { .. }
@@ -452,13 +454,74 @@ impl From<OpsError> for Failure {
         let status = match &error {
             OpsError::NoMemory { .. } => kvpages_status::OutOfHostMemory,
             OpsError::Cuda(error) => cuda_status(error),
-            OpsError::NoKernel { .. } => kvpages_status::Internal,
             OpsError::NoLayer { .. } | OpsError::NoGroup { .. } => kvpages_status::NotFound,
             OpsError::NotSupported { .. } => kvpages_status::Unsupported,
             OpsError::RowsMissing { .. } => kvpages_status::NullArgument,
             _ => kvpages_status::InvalidArgument,
         };
         Failure::new(status, error.kind(), error.to_string())
+    }
+}
+
+fn descriptor_status(error: &DescriptorError) -> kvpages_status {
+    match error {
+        DescriptorError::Version { .. } | DescriptorError::NoRow { .. } => {
+            kvpages_status::Unsupported
+        }
+        DescriptorError::NoLayerOfName { .. } | DescriptorError::NotThere { .. } => {
+            kvpages_status::NotFound
+        }
+        DescriptorError::Json(_)
+        | DescriptorError::Wrong { .. }
+        | DescriptorError::OutOfRange { .. } => kvpages_status::InvalidArgument,
+    }
+}
+
+impl From<DescriptorError> for Failure {
+    fn from(error: DescriptorError) -> Failure {
+        Failure::new(descriptor_status(&error), error.kind(), error)
+    }
+}
+
+impl From<DescribeError> for Failure {
+    fn from(error: DescribeError) -> Failure {
+        let kind = match error {
+            DescribeError::HeadsOfLayers { .. } => "per_layer_array_length",
+            DescribeError::HeadsWithoutRanks => "bad_values",
+            DescribeError::HeadsDiffer { .. } => "kv_heads_differ",
+            DescribeError::HeadsNotDividing { .. } => "heads_not_dividing",
+            DescribeError::Descriptor(error) => return error.into(),
+            DescribeError::Overflow(error) => return error.into(),
+        };
+        Failure::invalid(kind, error.to_string())
+    }
+}
+
+impl From<ReshardError> for Failure {
+    fn from(error: ReshardError) -> Failure {
+        let status = match &error {
+            ReshardError::Layer { .. } | ReshardError::GroupsDiffer { .. } => {
+                kvpages_status::Unsupported
+            }
+            ReshardError::NoGroup { .. } => kvpages_status::NotFound,
+            ReshardError::NoMemory { .. } => kvpages_status::OutOfHostMemory,
+            ReshardError::Descriptor(inner) => descriptor_status(inner),
+            ReshardError::NoRanks { .. }
+            | ReshardError::NoBlock { .. }
+            | ReshardError::BlockTwice { .. }
+            | ReshardError::Overflow(_) => kvpages_status::InvalidArgument,
+        };
+        Failure::new(status, error.kind(), error)
+    }
+}
+
+impl From<StridedError> for Failure {
+    fn from(error: StridedError) -> Failure {
+        let status = match error {
+            StridedError::NoMemory { .. } => kvpages_status::NotFound,
+            _ => kvpages_status::InvalidArgument,
+        };
+        Failure::new(status, error.kind(), error)
     }
 }
 
@@ -500,6 +563,8 @@ impl From<TablesError> for Failure {
     fn from(error: TablesError) -> Failure {
         let status = match error {
             TablesError::NoMemory { .. } => kvpages_status::OutOfHostMemory,
+            TablesError::Cuda(ref error) => cuda_status(error),
+            TablesError::Capturing => kvpages_status::Unsupported,
             TablesError::UnknownRequest { .. } | TablesError::UnknownGroup { .. } => {
                 kvpages_status::NotFound
             }

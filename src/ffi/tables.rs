@@ -1,5 +1,9 @@
 //! Header section: block tables and slots.
 
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use super::device::kvpages_device;
 use super::extensible::{self, extensible};
 use super::guard::guard;
 use super::handle::{self, Handle, opaque};
@@ -8,13 +12,15 @@ use super::metadata::kvpages_step;
 use super::plan::kvpages_plan;
 use super::status::{Failure, kvpages_status};
 use super::types::{kvpages_dtype, kvpages_tensor};
+use crate::cuda::StreamRef;
+use crate::memory::Place;
 use crate::plan::TableWishes;
 use crate::tables::{
-    self, Batch, BatchExtent, GroupConfig, Ranks, RowWrites, Tables, TablesConfig,
+    self, Batch, BatchAddresses, BatchExtent, GroupConfig, Ranks, RowWrites, Tables, TablesConfig,
 };
 
 /// Which blocks hold each request, and where each token of a step goes, in the
-/// host's memory. For each group there are
+/// memory of the host or of a device. For each group there are
 ///
 /// - a table: a row of kernel block ids for each request;
 /// - an input table: a row for each request of the batch;
@@ -29,6 +35,18 @@ use crate::tables::{
 /// writes count them at once, while the tables, kvpages_tables_gather() and
 /// kvpages_tables_map_slots() see them after kvpages_tables_apply(). Any number of
 /// them may be staged. A request is the number of a row, less than max_requests.
+///
+/// In a device's memory, rows are staged on the host just so; calls with a stream
+/// check what they are given, put their work on the stream and return. They copy
+/// what they are given first, so arrays may change as soon as a call returns. They
+/// wait for nothing, but when the device is eight such calls behind. Whatever
+/// streams they are put on, calls take effect one after another. A stream that is
+/// being captured is refused (KVPAGES_STATUS_UNSUPPORTED, kind
+/// "stream_is_capturing"): a graph holds the addresses, and finds there what was put
+/// on its stream before it is launched. When the driver fails a call
+/// (KVPAGES_STATUS_DEVICE_UNAVAILABLE), nothing of it is under way when it returns;
+/// what was staged stays staged, and the next call with a stream sends all rows
+/// again, as kvpages_tables_apply() does.
 ///
 /// No call but those that create and destroy allocates or takes a lock when it
 /// succeeds.
@@ -105,8 +123,11 @@ pub struct kvpages_tables_config {
     /// them. 0: the plan's number. A plan from parts has none, so it must be set for
     /// one. Not used without a plan.
     pub max_model_len: u64,
+    /// Where the tables, the input tables and the slots are; all zero for the host.
+    /// A context is Kept until the tables are destroyed.
+    pub device: kvpages_device,
 }
-extensible!(kvpages_tables_config, max_model_len: u64);
+extensible!(kvpages_tables_config, device: kvpages_device);
 
 /// What the table of a group is.
 #[repr(C)]
@@ -176,10 +197,13 @@ pub struct kvpages_batch {
     /// Where each token stands in its request's sequence. NULL only when there are
     /// none.
     pub positions: *const i64,
-    /// How many: as many as there are tokens, or more, which are left alone.
+    /// How many: as many as there are tokens, or more, which get no slots.
     pub num_positions: usize,
+    /// The CUstream on which it is prepared; NULL for the default stream. Not used
+    /// for tables in host memory.
+    pub stream: *mut c_void,
 }
-extensible!(kvpages_batch, num_positions: usize);
+extensible!(kvpages_batch, stream: *mut c_void);
 
 /// Entries of a row of row_blocks blocks for kernels that read whole runs of 128
 /// tokens: blocks rounded up to a multiple of 128 / gcd(128, block_size), times the
@@ -212,6 +236,9 @@ pub unsafe extern "C" fn kvpages_table_row_width(
 /// @param config    Copied. Not NULL.
 /// @param[out] out  Owned by the caller: kvpages_tables_destroy(). NULL on failure.
 /// @retval KVPAGES_STATUS_OUT_OF_HOST_MEMORY  The host has not enough memory.
+/// @retval KVPAGES_STATUS_OUT_OF_DEVICE_MEMORY  The device has not enough memory.
+/// @retval KVPAGES_STATUS_DEVICE_UNAVAILABLE  As kvpages_device_count(), and when
+///         there is no such device.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvpages_tables_create(
@@ -231,7 +258,8 @@ pub unsafe extern "C" fn kvpages_tables_create(
         }
         let num_blocks = (given.num_blocks != 0).then_some(given.num_blocks);
         let ranks = or(given.context_parallel_size, 1);
-        *out = create(&given, read, num_blocks, ranks)?;
+        // SAFETY: the caller's contract.
+        *out = unsafe { create(&given, read, num_blocks, ranks) }?;
         Ok(())
     })
 }
@@ -249,6 +277,9 @@ pub unsafe extern "C" fn kvpages_tables_create(
 ///                  the plan's number.
 /// @param[out] out  Owned by the caller: kvpages_tables_destroy(). NULL on failure.
 /// @retval KVPAGES_STATUS_OUT_OF_HOST_MEMORY  The host has not enough memory.
+/// @retval KVPAGES_STATUS_OUT_OF_DEVICE_MEMORY  The device has not enough memory.
+/// @retval KVPAGES_STATUS_DEVICE_UNAVAILABLE  As kvpages_device_count(), and when
+///         there is no such device.
 /// @retval KVPAGES_STATUS_NOT_FOUND  The plan has no such worker.
 /// @retval KVPAGES_STATUS_INVALID_ARGUMENT  Neither the plan nor the config knows
 ///         max_model_len (kind "max_model_len_unknown"), or the config contradicts
@@ -284,7 +315,8 @@ pub unsafe extern "C" fn kvpages_tables_create_for_plan(
             is_replicated: rows.is_replicated,
         });
         let (num_blocks, ranks) = (Some(needs.num_blocks), needs.context_parallel_size);
-        *out = create(&given, groups.collect(), num_blocks, ranks)?;
+        // SAFETY: the caller's contract.
+        *out = unsafe { create(&given, groups.collect(), num_blocks, ranks) }?;
         Ok(())
     })
 }
@@ -306,6 +338,29 @@ pub unsafe extern "C" fn kvpages_tables_destroy(tables: *mut kvpages_tables) {
 pub unsafe extern "C" fn kvpages_tables_num_groups(tables: *const kvpages_tables) -> usize {
     // SAFETY: the caller's contract.
     unsafe { handle::get(tables, 0, |handle| handle.tables.num_groups()) }
+}
+
+/// Where the tables are, the input tables and the slots.
+///
+/// @param tables    Borrowed. Not NULL.
+/// @param[out] out  The device; its context is the tables'. Not NULL.
+#[must_use]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvpages_tables_get_device(
+    tables: *const kvpages_tables,
+    out: *mut kvpages_device,
+) -> kvpages_status {
+    // SAFETY: the caller's contract.
+    unsafe {
+        handle::read(tables, input::cleared(out, "out"), |handle, out| {
+            let place = match handle.tables.device() {
+                Some(context) => Place::Cuda(Arc::clone(context)),
+                None => Place::Host,
+            };
+            *out = kvpages_device::of(&place);
+            Ok(())
+        })
+    }
 }
 
 /// What the table of a group is.
@@ -357,7 +412,7 @@ pub unsafe extern "C" fn kvpages_tables_get_table(
     // SAFETY: the caller's contract.
     unsafe {
         handle::read(tables, input::cleared(out, "out"), |handle, out| {
-            *out = handle.rows(group, handle.tables.table(group)?);
+            *out = handle.rows(group, handle.tables.addresses(group)?.table);
             Ok(())
         })
     }
@@ -597,15 +652,21 @@ pub unsafe extern "C" fn kvpages_tables_clear(
 /// Makes the tables what was staged, in the order in which it was.
 ///
 /// @param tables  Changed. Not NULL.
+/// @param stream  The CUstream on which it is done; NULL for the default stream. Not
+///                used for host memory.
+/// @retval KVPAGES_STATUS_DEVICE_UNAVAILABLE  The driver failed.
+/// @retval KVPAGES_STATUS_UNSUPPORTED  The stream is being captured.
 /// @note Cost: O(entries that changed); no allocation, no lock.
 #[must_use]
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn kvpages_tables_apply(tables: *mut kvpages_tables) -> kvpages_status {
+pub unsafe extern "C" fn kvpages_tables_apply(
+    tables: *mut kvpages_tables,
+    stream: *mut c_void,
+) -> kvpages_status {
     // SAFETY: the caller's contract.
     unsafe {
         handle::change(tables, |handle| {
-            handle.tables.apply();
-            Ok(())
+            Ok(handle.tables.apply(StreamRef::new(stream))?)
         })
     }
 }
@@ -615,37 +676,47 @@ pub unsafe extern "C" fn kvpages_tables_apply(tables: *mut kvpages_tables) -> kv
 /// released its caches and has them again.
 ///
 /// @param tables  Changed. Not NULL.
+/// @param stream  The CUstream on which it is done; NULL for the default stream. Not
+///                used for host memory.
+/// @retval KVPAGES_STATUS_DEVICE_UNAVAILABLE  The driver failed.
+/// @retval KVPAGES_STATUS_UNSUPPORTED  The stream is being captured.
 #[must_use]
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn kvpages_tables_reset(tables: *mut kvpages_tables) -> kvpages_status {
+pub unsafe extern "C" fn kvpages_tables_reset(
+    tables: *mut kvpages_tables,
+    stream: *mut c_void,
+) -> kvpages_status {
     // SAFETY: the caller's contract.
     unsafe {
         handle::change(tables, |handle| {
-            handle.tables.reset();
-            Ok(())
+            Ok(handle.tables.reset(StreamRef::new(stream))?)
         })
     }
 }
 
 /// All that a step asks of tables, in one call: kvpages_tables_apply(),
-/// kvpages_tables_gather() and kvpages_tables_map_slots() for a batch in the host's
-/// memory, which is also described as kvpages_attention_build() takes it. What the
+/// kvpages_tables_gather() and kvpages_tables_map_slots() for a batch, whose arrays
+/// are in the host's memory, and which is also described as kvpages_attention_build() takes it. What the
 /// engine alone knows of the step, such as causality, stays zero and can be set
 /// before that call.
 ///
 /// @param tables    Changed. Not NULL.
-/// @param batch     Borrowed. Not NULL. Its arrays are what out_step points to, so
-///                  they must stay until that is not used any more. They are not
-///                  the tables' own.
-/// @param[out] out_step  The step: its counts, the batch's arrays for the host and,
-///                  as that is where the tables are, for the device, and the input
-///                  table and the slots of each group, which are Kept until the
-///                  tables are destroyed. Zero on failure. Not NULL; struct_size
-///                  set.
+/// @param batch     Borrowed. Not NULL. Its arrays are what out_step points to for
+///                  the host, so they must stay until that is not used any more.
+///                  They are not the tables' own.
+/// @param[out] out_step  The step: its counts, the batch's arrays for the host, and
+///                  the input table and the slots of each group, which are Kept
+///                  until the tables are destroyed. For the device it has the
+///                  batch's arrays again; with tables in a device's memory, copies
+///                  of them there, which are Kept too, and always at the same
+///                  addresses: positions past the tokens are copied as well, to
+///                  max_tokens. Zero on failure. Not NULL; struct_size set.
 /// @retval KVPAGES_STATUS_NOT_FOUND  There is no such request.
 /// @retval KVPAGES_STATUS_INVALID_ARGUMENT  As kvpages_tables_map_slots() says, or a
 ///         sequence is shorter than its tokens of the step, or ends before one of
 ///         their positions (kind "seq_len_too_small"). Nothing is applied then.
+/// @retval KVPAGES_STATUS_DEVICE_UNAVAILABLE  The driver failed.
+/// @retval KVPAGES_STATUS_UNSUPPORTED  The stream is being captured.
 /// @note Cost: O(entries that changed + entries of the rows + tokens * groups); no
 ///       allocation, no lock.
 #[must_use]
@@ -663,7 +734,7 @@ pub unsafe extern "C" fn kvpages_tables_prepare(
             let out = out?;
             let given = extensible::read(batch)?;
             let count = given.num_requests;
-            let extent = handle.tables.prepare(&Batch {
+            let batch = Batch {
                 requests: input::array(given.requests, count, "requests")?,
                 query_start: input::array(
                     given.query_start,
@@ -672,7 +743,10 @@ pub unsafe extern "C" fn kvpages_tables_prepare(
                 )?,
                 seq_lens: input::array(given.seq_lens, count, "seq_lens")?,
                 positions: input::array(given.positions, given.num_positions, "positions")?,
-            })?;
+            };
+            let extent = handle
+                .tables
+                .prepare(&batch, StreamRef::new(given.stream))?;
             out.fill(handle.step(&given, &extent));
             Ok(())
         })
@@ -689,6 +763,8 @@ pub unsafe extern "C" fn kvpages_tables_prepare(
 /// @param num_requests  How many.
 /// @param num_rows      Rows that kernels will read: num_requests or more, at most
 ///                      max_requests.
+/// @param stream        The CUstream on which it is done; NULL for the default
+///                      stream. Not used for host memory.
 /// @retval KVPAGES_STATUS_NOT_FOUND  There is no such request.
 /// @retval KVPAGES_STATUS_INVALID_ARGUMENT  num_rows is out of range (kind
 ///         "batch_out_of_range").
@@ -700,12 +776,14 @@ pub unsafe extern "C" fn kvpages_tables_gather(
     requests: *const i32,
     num_requests: usize,
     num_rows: usize,
+    stream: *mut c_void,
 ) -> kvpages_status {
     // SAFETY: the caller's contract.
     unsafe {
         handle::change(tables, |handle| {
             let requests = input::array(requests, num_requests, "requests")?;
-            Ok(handle.tables.gather(requests, num_rows)?)
+            let stream = StreamRef::new(stream);
+            Ok(handle.tables.gather(requests, num_rows, stream)?)
         })
     }
 }
@@ -714,6 +792,8 @@ pub unsafe extern "C" fn kvpages_tables_gather(
 ///
 /// @param tables    Changed. Not NULL.
 /// @param num_rows  Rows that kernels will read, at most max_requests.
+/// @param stream    The CUstream on which it is done; NULL for the default stream.
+///                  Not used for host memory.
 /// @retval KVPAGES_STATUS_INVALID_ARGUMENT  num_rows is out of range (kind
 ///         "batch_out_of_range").
 #[must_use]
@@ -721,11 +801,13 @@ pub unsafe extern "C" fn kvpages_tables_gather(
 pub unsafe extern "C" fn kvpages_tables_gather_dummies(
     tables: *mut kvpages_tables,
     num_rows: usize,
+    stream: *mut c_void,
 ) -> kvpages_status {
     // SAFETY: the caller's contract.
     unsafe {
         handle::change(tables, |handle| {
-            Ok(handle.tables.gather_dummies(num_rows)?)
+            let stream = StreamRef::new(stream);
+            Ok(handle.tables.gather_dummies(num_rows, stream)?)
         })
     }
 }
@@ -746,6 +828,8 @@ pub unsafe extern "C" fn kvpages_tables_gather_dummies(
 ///                       only when there are none.
 /// @param num_positions  How many: as many as there are tokens, or more, which are
 ///                       left alone.
+/// @param stream         The CUstream on which it is done; NULL for the default
+///                       stream. Not used for host memory.
 /// @retval KVPAGES_STATUS_NOT_FOUND  There is no such request.
 /// @retval KVPAGES_STATUS_INVALID_ARGUMENT  There are more requests or tokens than
 ///         the tables are made for (kind "batch_out_of_range"), or query_start does
@@ -760,6 +844,7 @@ pub unsafe extern "C" fn kvpages_tables_map_slots(
     query_start: *const i32,
     positions: *const i64,
     num_positions: usize,
+    stream: *mut c_void,
 ) -> kvpages_status {
     // SAFETY: the caller's contract.
     unsafe {
@@ -768,8 +853,9 @@ pub unsafe extern "C" fn kvpages_tables_map_slots(
             let boundaries = num_requests.saturating_add(1);
             let query_start = input::array(query_start, boundaries, "query_start")?;
             let positions = input::array(positions, num_positions, "positions")?;
-            let mapped = handle.tables.map_slots(requests, query_start, positions);
-            Ok(mapped?)
+            let stream = StreamRef::new(stream);
+            let tables = &mut handle.tables;
+            Ok(tables.map_slots(requests, query_start, positions, stream)?)
         })
     }
 }
@@ -777,14 +863,18 @@ pub unsafe extern "C" fn kvpages_tables_map_slots(
 /// Makes all slots of all groups those of a batch of dummies: -1.
 ///
 /// @param tables  Changed. Not NULL.
+/// @param stream  The CUstream on which it is done; NULL for the default stream. Not
+///                used for host memory.
 #[must_use]
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn kvpages_tables_map_dummies(tables: *mut kvpages_tables) -> kvpages_status {
+pub unsafe extern "C" fn kvpages_tables_map_dummies(
+    tables: *mut kvpages_tables,
+    stream: *mut c_void,
+) -> kvpages_status {
     // SAFETY: the caller's contract.
     unsafe {
         handle::change(tables, |handle| {
-            handle.tables.map_dummies();
-            Ok(())
+            Ok(handle.tables.map_dummies(StreamRef::new(stream))?)
         })
     }
 }
@@ -809,11 +899,13 @@ impl TablesHandle {
         }
         // Shapes do not move any more.
         for group in 0..num_groups {
-            let input_table = handle.rows(group, handle.tables.input_table(group)?);
-            handle.input_tables.push(input_table);
+            let addresses = handle.tables.addresses(group)?;
+            handle
+                .input_tables
+                .push(handle.rows(group, addresses.input_table));
             let shapes = &handle.shapes[group];
             handle.slots.push(kvpages_tensor {
-                data: handle.tables.slots(group)?.as_ptr().cast_mut().cast(),
+                data: addresses.slots.cast(),
                 shape: shapes.slots.as_ptr(),
                 strides: shapes.slot_strides.as_ptr(),
                 dtype: kvpages_dtype::I64 as u32,
@@ -823,10 +915,10 @@ impl TablesHandle {
         Ok(handle)
     }
 
-    fn rows(&self, group: usize, ids: &[i32]) -> kvpages_tensor {
+    fn rows(&self, group: usize, ids: *mut i32) -> kvpages_tensor {
         let shapes = &self.shapes[group];
         kvpages_tensor {
-            data: ids.as_ptr().cast_mut().cast(),
+            data: ids.cast(),
             shape: shapes.rows.as_ptr(),
             strides: shapes.row_strides.as_ptr(),
             dtype: kvpages_dtype::I32 as u32,
@@ -837,16 +929,22 @@ impl TablesHandle {
     /// A batch that was prepared, as attention takes it.
     fn step(&self, batch: &kvpages_batch, extent: &BatchExtent) -> kvpages_step {
         let num_groups = self.tables.num_groups();
+        // In the host's memory they are the caller's.
+        let arrays = self.tables.batch_addresses().unwrap_or(BatchAddresses {
+            query_start: batch.query_start,
+            seq_lens: batch.seq_lens,
+            positions: batch.positions,
+        });
         kvpages_step {
             num_requests: batch.num_requests as u64,
             num_tokens: extent.num_tokens as u64,
             max_query_len: extent.max_query_len as u64,
             max_seq_len: extent.max_seq_len as u64,
-            query_start: batch.query_start,
+            query_start: arrays.query_start,
             query_start_host: batch.query_start,
-            seq_lens: batch.seq_lens,
+            seq_lens: arrays.seq_lens,
             seq_lens_host_bound: batch.seq_lens,
-            positions: batch.positions,
+            positions: arrays.positions,
             block_tables: self.input_tables.as_ptr(),
             num_block_tables: num_groups,
             slot_mappings: self.slots.as_ptr(),
@@ -877,7 +975,9 @@ unsafe fn write_row(
     }
 }
 
-fn create(
+/// # Safety
+/// The context of the device, if there is one, lives until the tables are destroyed.
+unsafe fn create(
     given: &kvpages_tables_config,
     groups: Vec<GroupConfig>,
     num_blocks: Option<u64>,
@@ -886,6 +986,8 @@ fn create(
     let known = KVPAGES_TABLES_ALIGNED_ROWS;
     let flags = input::known_bits(given.flags, known, "kvpages_tables_config.flags")?;
     input::known_bits(given.reserved0, 0, "kvpages_tables_config.reserved0")?;
+    // SAFETY: the caller's contract.
+    let place = unsafe { given.device.place("kvpages_tables_config.device") }?;
     let tables = Tables::new(&TablesConfig {
         groups,
         max_requests: given.max_requests,
@@ -897,6 +999,10 @@ fn create(
             interleave: or(given.context_parallel_interleave, 1),
         },
         aligned_rows: flags & KVPAGES_TABLES_ALIGNED_ROWS != 0,
+        device: match place {
+            Place::Host => None,
+            Place::Cuda(context) => Some(context),
+        },
     })?;
     Ok(handle::give(TablesHandle::new(tables)?))
 }

@@ -3,8 +3,14 @@
 //! A launch carries its block ids, moves and layers itself, at most 4000 bytes. What has more of
 //! them is several launches, which one stream runs one after another.
 
+mod tables;
+
 use std::ffi::CStr;
 use std::ptr;
+
+pub(crate) use tables::{
+    GroupTables, RowPatch, TABLE_KERNELS, TableStep, fill_tables, patch_tables,
+};
 
 use super::{Form, Move, Piece, RowType, Rows, SPARE, Slots};
 
@@ -146,13 +152,6 @@ const GATHER_SAME: Widths = [
 const WRITE_STRIDED: &CStr = c"kvpages_write_same_strided";
 const GATHER_STRIDED: &CStr = c"kvpages_gather_same_strided";
 
-/// The kernels of tables.
-const TABLES: [&CStr; 3] = [
-    c"kvpages_patch_tables",
-    c"kvpages_gather_tables",
-    c"kvpages_map_tables",
-];
-
 /// A kernel for each way.
 #[derive(Debug, Clone, Copy)]
 struct Ways {
@@ -206,7 +205,7 @@ const ROWS: [RowKernels; 3] = [
     row_kernels!(Bf16 "bf16": F32 "f32", F16 "f16", F8E4m3 "e4m3", F8E5m2 "e5m2"),
 ];
 
-/// The names of all kernels.
+/// The names of the kernels of a cache's memory.
 pub(crate) fn names() -> impl Iterator<Item = &'static CStr> {
     let widths = [ZERO, COPY, COPY_IN_ORDER, WRITE_SAME, GATHER_SAME];
     let of_widths = widths.into_iter().flatten().map(|(_, name)| name);
@@ -217,8 +216,7 @@ pub(crate) fn names() -> impl Iterator<Item = &'static CStr> {
     });
     let of_rows = of_rows.flat_map(|ways| [ways.write, ways.gather]);
     let strided = [WRITE_STRIDED, GATHER_STRIDED];
-    let of_cache = of_widths.chain(strided).chain(of_rows);
-    of_cache.chain(TABLES)
+    of_widths.chain(strided).chain(of_rows)
 }
 
 // --- whole blocks --------------------------------------------------------------------------------
@@ -562,8 +560,9 @@ mod tests {
 
     #[test]
     fn kernels_are_those_of_the_image() {
-        let ours: BTreeSet<&str> = names().map(text).collect();
-        assert_eq!(ours.len(), names().count(), "no name twice");
+        let all = || names().chain(TABLE_KERNELS).map(text);
+        let ours: BTreeSet<&str> = all().collect();
+        assert_eq!(ours.len(), all().count(), "no name twice");
         let Ok(ptx) = str::from_utf8(IMAGE) else {
             return; // the build was told to embed something else
         };

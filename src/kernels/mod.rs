@@ -3,6 +3,9 @@
 #![allow(unsafe_code)]
 
 pub(crate) mod device;
+mod loaded;
+
+pub(crate) use loaded::Loaded;
 
 /// `kvp::Piece`: memory in which blocks lie at a constant distance.
 #[repr(C)]

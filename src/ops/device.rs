@@ -3,33 +3,21 @@
 //! What a call lists travels in the parameters of its launches, so nothing is staged: a call takes
 //! no memory and waits for nothing, and a captured graph has all that it needs.
 
-use std::ffi::{CStr, c_void};
-use std::ptr;
 use std::sync::Arc;
 
 use super::OpsError;
-use crate::cuda::{Context, DeviceAddress, Entered, Function, StreamRef};
-use crate::kernels::device::{self, Launch, MAX_LAYERS, Way};
-use crate::kernels::{Form, Move, Piece, RowType, Rows, Slots};
+use crate::cuda::{Context, DeviceAddress, Entered, StreamRef};
+use crate::kernels::device::{self, MAX_LAYERS, Way};
+use crate::kernels::{Form, Loaded, Move, Piece, RowType, Rows, Slots};
 
-/// The kernels of a device, loaded.
+/// The kernels of a device.
 #[derive(Debug)]
-pub(super) struct Device {
-    context: Arc<Context>,
-    functions: Vec<(&'static CStr, Function)>,
-}
+pub(super) struct Device(Loaded);
 
 impl Device {
     /// Loads all kernels, so that no call has to.
     pub(super) fn new(context: &Arc<Context>) -> Result<Device, OpsError> {
-        let mut functions = Vec::new();
-        for name in device::names() {
-            functions.push((name, context.function(device::IMAGE, name)?));
-        }
-        Ok(Device {
-            context: Arc::clone(context),
-            functions,
-        })
+        Ok(Device(Loaded::new(context, device::names())?))
     }
 
     /// Clears blocks `ids` of all pieces.
@@ -42,14 +30,14 @@ impl Device {
         ids: &[u32],
         stream: StreamRef,
     ) -> Result<(), OpsError> {
-        let entered = self.context.enter()?;
+        let entered = self.0.context().enter()?;
         if let Some((address, bytes)) = one_range(pieces, ids) {
             // SAFETY: the caller's contract.
             return Ok(unsafe { entered.fill(address, 0, bytes, stream) }?);
         }
         device::zero(pieces, ids, |launch, list| {
             // SAFETY: the caller's contract; the kernel takes such a list.
-            unsafe { self.launch(&entered, launch, list, stream) }
+            Ok(unsafe { self.0.launch(&entered, launch, list, stream) }?)
         })
     }
 
@@ -64,10 +52,10 @@ impl Device {
         in_order: bool,
         stream: StreamRef,
     ) -> Result<(), OpsError> {
-        let entered = self.context.enter()?;
+        let entered = self.0.context().enter()?;
         device::copy(pieces, moves, in_order, |launch, list| {
             // SAFETY: the caller's contract; the kernel takes such a list.
-            unsafe { self.launch(&entered, launch, list, stream) }
+            Ok(unsafe { self.0.launch(&entered, launch, list, stream) }?)
         })
     }
 
@@ -80,31 +68,12 @@ impl Device {
     ) -> Result<RowCall<'d>, OpsError> {
         Ok(RowCall {
             device: self,
-            entered: self.context.enter()?,
+            entered: self.0.context().enter()?,
             way,
             num_slots,
             stream,
             waiting: None,
         })
-    }
-
-    /// # Safety
-    /// The kernel takes `parameter`, whose addresses are memory of the context until the stream has
-    /// done it.
-    unsafe fn launch<P>(
-        &self,
-        entered: &Entered<'_>,
-        launch: &Launch,
-        parameter: &P,
-        stream: StreamRef,
-    ) -> Result<(), OpsError> {
-        let found = self.functions.iter().find(|(name, _)| *name == launch.name);
-        // `names()` lists all of them, which a test of its module proves.
-        let &(_, function) = found.ok_or(OpsError::NoKernel { name: launch.name })?;
-        let mut parameters: [*mut c_void; 1] = [ptr::from_ref(parameter).cast_mut().cast()];
-        let [grid, ..] = launch.grid;
-        // SAFETY: the caller's contract; the driver copies the parameter.
-        Ok(unsafe { entered.launch(function, grid, launch.block, stream, &mut parameters) }?)
     }
 }
 
@@ -180,6 +149,7 @@ impl RowCall<'_> {
             return Ok(());
         };
         let layers = &alike.layers[..alike.count];
+        let kernels = &self.device.0;
         device::rows(
             self.way,
             alike.form,
@@ -188,10 +158,7 @@ impl RowCall<'_> {
             layers,
             |launch, batch| {
                 // SAFETY: the caller's contract; the kernel takes such a batch.
-                unsafe {
-                    self.device
-                        .launch(&self.entered, launch, batch, self.stream)
-                }
+                Ok(unsafe { kernels.launch(&self.entered, launch, batch, self.stream) }?)
             },
         )
     }
@@ -200,6 +167,7 @@ impl RowCall<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::ptr;
 
     fn piece(step: u64, span: u64) -> Piece {
         Piece {

@@ -1,7 +1,5 @@
 //! Why an operation was refused. Nothing was touched then, unless a device failed half way.
 
-use std::ffi::CStr;
-
 use crate::cuda::CudaError;
 
 /// A refused operation.
@@ -19,12 +17,6 @@ pub enum OpsError {
     /// The device, or its driver, refused.
     #[error(transparent)]
     Cuda(#[from] CudaError),
-    /// A bug in the library.
-    #[error("a bug in kvpages: there is no kernel {name:?}")]
-    NoKernel {
-        /// What was looked for.
-        name: &'static CStr,
-    },
     /// A layer that is not there.
     #[error("layer {layer} is not there, the cache has {num_layers} layers")]
     NoLayer {
@@ -196,7 +188,6 @@ impl OpsError {
             OpsError::NoConcurrency => "max_concurrency",
             OpsError::NoMemory { .. } => "out_of_host_memory",
             OpsError::Cuda(error) => error.kind(),
-            OpsError::NoKernel { .. } => "internal",
             OpsError::NoLayer { .. } | OpsError::NoGroup { .. } => "not_found",
             OpsError::BlockOutOfRange { .. } => "block_id_out_of_range",
             OpsError::BlockTwice { .. } => "duplicate_block_id",

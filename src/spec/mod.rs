@@ -16,7 +16,7 @@ pub use demand::{Counting, DemandError, Limits, StateCacheMode};
 pub use merge::{MergeError, Uniformity, merge, uniformity};
 pub use quantisation::{QuantMode, TOKEN_HEAD_SCALE_BYTES};
 pub use set::{Family, SpecSet, layers_of_commonest_page};
-pub use state::{State, StateFields, StateKind};
+pub use state::{State, StateFields, StateKind, StatePart};
 
 use crate::num::Overflow;
 

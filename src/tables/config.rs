@@ -1,6 +1,9 @@
 //! What tables are made for, and the checks of it.
 
+use std::sync::Arc;
+
 use super::error::TablesError;
+use crate::cuda::Context;
 use crate::num::{self, Overflow};
 
 /// Rows may be made as wide as a whole number of these.
@@ -21,6 +24,8 @@ pub struct TablesConfig {
     pub ranks: Ranks,
     /// Whether rows are as wide as [`row_width`] says, and not just as long as they may get.
     pub aligned_rows: bool,
+    /// The device whose memory the tables lie in; none when it is the host's.
+    pub device: Option<Arc<Context>>,
 }
 
 /// What the table of a group is made for.

@@ -1,5 +1,6 @@
 //! Why a table cannot be made or changed.
 
+use crate::cuda::CudaError;
 use crate::num::Overflow;
 
 /// Why a table cannot be made or changed. Nothing has changed then.
@@ -95,6 +96,14 @@ pub enum TablesError {
         /// How many.
         bytes: u64,
     },
+    /// The device, or its driver, refused.
+    #[error(transparent)]
+    Cuda(#[from] CudaError),
+    /// Tables of a device cannot be changed by a graph.
+    #[error(
+        "the stream is being captured, and a replay would not see the tables' next step: prepare tables before the graph is launched"
+    )]
+    Capturing,
     /// A size that does not fit.
     #[error(transparent)]
     Overflow(#[from] Overflow),
@@ -235,6 +244,8 @@ impl TablesError {
             TablesError::Rank { .. } => "cp_rank_out_of_range",
             TablesError::InterleaveNotDividing { .. } => "cp_interleave_not_dividing",
             TablesError::NoMemory { .. } => "out_of_host_memory",
+            TablesError::Cuda(error) => error.kind(),
+            TablesError::Capturing => "stream_is_capturing",
             TablesError::UnknownRequest { .. } => "unknown_request",
             TablesError::UnknownGroup { .. } => "unknown_group",
             TablesError::RowFull { .. } => "table_row_overflow",

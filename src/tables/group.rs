@@ -1,10 +1,8 @@
-//! The table, the input table and the slots of one group.
+//! The rows of one group as they will be once they are applied, wherever its tables are.
 
-use super::config::{GroupConfig, Ranks};
+use super::config::GroupConfig;
 use super::error::TablesError;
 use super::rows::{Rows, filled};
-use super::slots::{PAD_SLOT, slot_rule};
-use crate::kernels::{self, SlotRule};
 
 /// Marks a row that is as it was applied.
 const UNCHANGED: u32 = u32::MAX;
@@ -22,18 +20,10 @@ pub(super) struct Group {
     row_entries: usize,
     /// Ids are below it.
     num_blocks: u64,
-    rule: SlotRule,
+    /// Entries of a row of the table.
+    width: usize,
     /// Rows as they will be once applied.
     staged: Rows,
-    /// Rows as gathers and slots see them.
-    applied: Rows,
-    /// Rows of the batch.
-    input: Rows,
-    /// Rows of the batch that may not be null.
-    input_rows: usize,
-    slots: Vec<i64>,
-    /// Slots that may not be pads.
-    used_slots: usize,
     /// For each row, where it first differs from the applied one.
     changed_from: Vec<u32>,
     /// The rows that differ.
@@ -47,23 +37,10 @@ impl Group {
     pub fn new(
         config: GroupConfig,
         max_requests: usize,
-        max_tokens: usize,
         num_blocks: u64,
-        ranks: Ranks,
         width: usize,
     ) -> Result<Group, TablesError> {
         let ratio = config.block_size / config.kernel_block_size;
-        let of_group = match config.is_replicated {
-            true => Ranks::ONE,
-            false => ranks,
-        };
-        // One rank has all tokens, in runs of any length.
-        let interleave = if of_group.size == 1 {
-            1
-        } else {
-            of_group.interleave
-        };
-        // The largest first: what cannot be had is found before anything is touched.
         let staged = Rows::new(max_requests, width + STAGED_GAP)?;
         let mut changed = filled("changed rows", max_requests, 0)?;
         changed.clear();
@@ -71,19 +48,8 @@ impl Group {
             ratio: ratio as usize,
             row_entries: (config.row_blocks * ratio) as usize,
             num_blocks,
-            rule: slot_rule(
-                config.block_size,
-                config.kernel_block_size,
-                of_group.size,
-                of_group.rank,
-                interleave,
-            ),
+            width,
             staged,
-            applied: Rows::new(max_requests, width)?,
-            input: Rows::new(max_requests, width)?,
-            input_rows: 0,
-            slots: filled("slots", max_tokens, PAD_SLOT)?,
-            used_slots: 0,
             changed_from: filled("changed rows", max_requests, UNCHANGED)?,
             changed,
             planned: filled("row lengths", max_requests, 0)?,
@@ -92,19 +58,7 @@ impl Group {
     }
 
     pub fn width(&self) -> usize {
-        self.applied.width()
-    }
-
-    pub fn table(&self) -> &[i32] {
-        self.applied.ids()
-    }
-
-    pub fn input_table(&self) -> &[i32] {
-        self.input.ids()
-    }
-
-    pub fn slots(&self) -> &[i64] {
-        &self.slots
+        self.width
     }
 
     /// Entries of a row, those staged included.
@@ -198,61 +152,31 @@ impl Group {
         *changed_from = (*changed_from).min(from as u32);
     }
 
-    pub fn apply(&mut self) {
-        for &request in &self.changed {
-            let row = request as usize;
-            let from = std::mem::replace(&mut self.changed_from[row], UNCHANGED);
-            self.applied.take(row, from as usize, &self.staged, row);
-        }
-        self.changed.clear();
+    // --- applying ---------------------------------------------------------------------------
+
+    /// The rows as they will be once applied.
+    pub fn staged(&self) -> &Rows {
+        &self.staged
     }
 
-    // --- a step -----------------------------------------------------------------------------
-
-    /// Makes the input table the rows of the requests, null for a dummy, and null past them.
-    pub fn gather(&mut self, requests: &[i32]) {
-        for (row, &request) in requests.iter().enumerate() {
-            match usize::try_from(request) {
-                Ok(request) => self.input.take(row, 0, &self.applied, request),
-                Err(_) => self.input.truncate(row, 0),
-            }
-        }
-        for row in requests.len()..self.input_rows {
-            self.input.truncate(row, 0);
-        }
-        self.input_rows = requests.len();
+    /// A row that differs from the applied one, and where it first does. It is as it was applied
+    /// from now on.
+    pub fn take_change(&mut self) -> Option<(usize, usize)> {
+        let row = self.changed.pop()? as usize;
+        let from = std::mem::replace(&mut self.changed_from[row], UNCHANGED);
+        Some((row, from as usize))
     }
 
-    /// Finds the slots of a batch, whose numbers were checked: request `i` has the tokens from
-    /// `query_start[i]` to `query_start[i + 1]`.
-    pub fn map_slots(&mut self, requests: &[i32], query_start: &[i32], positions: &[i64]) {
-        let mut end = 0;
-        for (&request, &next) in requests.iter().zip(&query_start[1..]) {
-            let tokens = end..next as usize;
-            end = tokens.end;
-            let slots = &mut self.slots[tokens.clone()];
-            match usize::try_from(request) {
-                Ok(request) => {
-                    let row = self.applied.row(request);
-                    kernels::map_slots(&self.rule, row, &positions[tokens], slots);
-                }
-                Err(_) => slots.fill(PAD_SLOT),
-            }
+    /// Notes that nothing is known of what was applied.
+    pub fn mark_all(&mut self) {
+        for row in 0..self.changed_from.len() {
+            self.mark(row, 0);
         }
-        if end < self.used_slots {
-            self.slots[end..self.used_slots].fill(PAD_SLOT);
-        }
-        self.used_slots = end;
     }
 
-    /// Makes all memory what it was at first.
+    /// Makes all rows empty, as they are where they are applied.
     pub fn reset(&mut self) {
         self.staged.reset();
-        self.applied.reset();
-        self.input.reset();
-        self.input_rows = 0;
-        self.slots.fill(PAD_SLOT);
-        self.used_slots = 0;
         self.changed_from.fill(UNCHANGED);
         self.changed.clear();
     }

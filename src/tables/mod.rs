@@ -6,11 +6,17 @@
 //! them when they have been applied. Memory is made once and never moves, and no call on a step
 //! allocates.
 //!
+//! Rows are staged in the host's memory, wherever the tables are; in a device's memory a call puts
+//! its work on a stream and returns.
+//!
 //! Past the entries of a row there are null blocks, and past the tokens of a batch pad slots.
 
 mod config;
+mod device;
 mod error;
 mod group;
+mod host;
+mod ring;
 mod rows;
 mod slots;
 #[cfg(test)]
@@ -21,7 +27,14 @@ pub use error::TablesError;
 pub use rows::NULL_BLOCK;
 pub use slots::PAD_SLOT;
 
+use std::sync::Arc;
+
+use crate::cuda::{Context, StreamRef};
+use crate::kernels::SlotRule;
+use device::DeviceTables;
 use group::Group;
+use host::HostTables;
+use slots::slot_rule;
 
 /// Writes to many rows at once, in order.
 #[derive(Debug, Clone, Copy)]
@@ -63,6 +76,16 @@ pub struct Batch<'a> {
     pub positions: &'a [i64],
 }
 
+impl Batch<'_> {
+    /// Nothing but pads and nulls.
+    const EMPTY: Batch<'static> = Batch {
+        requests: &[],
+        query_start: &[0],
+        seq_lens: &[],
+        positions: &[],
+    };
+}
+
 /// How large a batch is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BatchExtent {
@@ -74,12 +97,81 @@ pub struct BatchExtent {
     pub max_seq_len: usize,
 }
 
+/// Where the memory of a group is: addresses of the host, or of the device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Addresses {
+    /// The applied rows of all requests, one after another.
+    pub table: *mut i32,
+    /// The rows of the batch, one after another.
+    pub input_table: *mut i32,
+    /// The slots of the batch.
+    pub slots: *mut i64,
+}
+
+/// Where the arrays of the batch that was prepared last are in a device's memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BatchAddresses {
+    /// As in [`Batch`].
+    pub query_start: *const i32,
+    /// As in [`Batch`].
+    pub seq_lens: *const i32,
+    /// As in [`Batch`].
+    pub positions: *const i64,
+}
+
+/// What a call is to do.
+#[derive(Debug, Clone, Copy)]
+struct Task {
+    /// Make the tables what was staged.
+    apply: bool,
+    /// Fill the input tables with the rows of the batch.
+    gather: bool,
+    /// Find the slots of the batch.
+    map: bool,
+    /// Leave the arrays of the batch where a step points to, in a device's memory.
+    publish: bool,
+}
+
+impl Task {
+    const APPLY: Task = Task {
+        apply: true,
+        gather: false,
+        map: false,
+        publish: false,
+    };
+    const GATHER: Task = Task {
+        apply: false,
+        gather: true,
+        ..Task::APPLY
+    };
+    const MAP: Task = Task {
+        apply: false,
+        map: true,
+        ..Task::APPLY
+    };
+    const PREPARE: Task = Task {
+        apply: true,
+        gather: true,
+        map: true,
+        publish: true,
+    };
+}
+
 /// The block tables of all groups.
 #[derive(Debug)]
 pub struct Tables {
     groups: Vec<Group>,
+    place: Place,
     max_requests: usize,
     max_tokens: usize,
+}
+
+/// Where the tables are, the input tables and the slots.
+#[derive(Debug)]
+enum Place {
+    /// By group.
+    Host(Vec<HostTables>),
+    Device(Box<DeviceTables>),
 }
 
 impl Tables {
@@ -87,25 +179,31 @@ impl Tables {
     pub fn new(config: &TablesConfig) -> Result<Tables, TablesError> {
         config.check()?;
         let (max_requests, max_tokens) = (config.max_requests as usize, config.max_tokens as usize);
-        let mut groups = Vec::new();
-        groups
-            .try_reserve_exact(config.groups.len())
-            .map_err(|_| TablesError::NoMemory {
-                what: "groups",
-                bytes: config.groups.len() as u64,
-            })?;
-        for (number, &group) in config.groups.iter().enumerate() {
-            groups.push(Group::new(
-                group,
-                max_requests,
-                max_tokens,
-                config.block_limit(number, &group)?,
-                config.ranks,
-                group.width(config.aligned_rows)? as usize,
-            )?);
+        let mut groups = reserved(config.groups.len())?;
+        let mut rules: Vec<SlotRule> = reserved(config.groups.len())?;
+        for (number, group) in config.groups.iter().enumerate() {
+            let num_blocks = config.block_limit(number, group)?;
+            let width = group.width(config.aligned_rows)? as usize;
+            groups.push(Group::new(*group, max_requests, num_blocks, width)?);
+            rules.push(slot_rule(group, config.ranks));
         }
+        let place = match &config.device {
+            None => {
+                let mut host = reserved(groups.len())?;
+                for (group, rule) in groups.iter().zip(rules) {
+                    let width = group.width();
+                    host.push(HostTables::new(rule, max_requests, max_tokens, width)?);
+                }
+                Place::Host(host)
+            }
+            Some(context) => {
+                let tables = DeviceTables::new(context, &groups, &rules, max_requests, max_tokens)?;
+                Place::Device(Box::new(tables))
+            }
+        };
         Ok(Tables {
             groups,
+            place,
             max_requests,
             max_tokens,
         })
@@ -142,19 +240,30 @@ impl Tables {
         Ok(self.group(group)?.staged_len(request))
     }
 
-    /// The applied rows of all requests, one after another.
-    pub fn table(&self, group: usize) -> Result<&[i32], TablesError> {
-        self.group(group).map(Group::table)
+    /// Where the memory of a group is.
+    pub fn addresses(&self, group: usize) -> Result<Addresses, TablesError> {
+        self.group(group)?;
+        Ok(match &self.place {
+            Place::Host(host) => host[group].addresses(),
+            Place::Device(device) => device.addresses(group),
+        })
     }
 
-    /// The rows of the batch, one after another.
-    pub fn input_table(&self, group: usize) -> Result<&[i32], TablesError> {
-        self.group(group).map(Group::input_table)
+    /// The device whose memory the tables lie in; none when it is the host's.
+    pub fn device(&self) -> Option<&Arc<Context>> {
+        match &self.place {
+            Place::Host(_) => None,
+            Place::Device(device) => Some(device.context()),
+        }
     }
 
-    /// The slots of the batch.
-    pub fn slots(&self, group: usize) -> Result<&[i64], TablesError> {
-        self.group(group).map(Group::slots)
+    /// Where the arrays of a batch that was prepared are on the device; in the host's memory they are
+    /// the caller's.
+    pub fn batch_addresses(&self) -> Option<BatchAddresses> {
+        match &self.place {
+            Place::Host(_) => None,
+            Place::Device(device) => Some(device.batch()),
+        }
     }
 
     // --- staged writes ----------------------------------------------------------------------
@@ -274,16 +383,19 @@ impl Tables {
     }
 
     /// Makes the tables what was staged.
-    pub fn apply(&mut self) {
-        for group in &mut self.groups {
-            group.apply();
-        }
+    pub fn apply(&mut self, stream: StreamRef) -> Result<(), TablesError> {
+        self.run(Task::APPLY, &Batch::EMPTY, stream)
     }
 
     /// Makes all memory what it was at first, whatever stands there now. It does not move.
-    pub fn reset(&mut self) {
-        for group in &mut self.groups {
-            group.reset();
+    pub fn reset(&mut self, stream: StreamRef) -> Result<(), TablesError> {
+        match &mut self.place {
+            Place::Host(host) => {
+                self.groups.iter_mut().for_each(Group::reset);
+                host.iter_mut().for_each(HostTables::reset);
+                Ok(())
+            }
+            Place::Device(device) => device.reset(&mut self.groups, stream),
         }
     }
 
@@ -291,15 +403,15 @@ impl Tables {
 
     /// All that a step asks of tables: applies what was staged, gathers the rows of a batch and
     /// finds its slots.
-    pub fn prepare(&mut self, batch: &Batch<'_>) -> Result<BatchExtent, TablesError> {
+    pub fn prepare(
+        &mut self,
+        batch: &Batch<'_>,
+        stream: StreamRef,
+    ) -> Result<BatchExtent, TablesError> {
         let num_tokens = self.check_batch(batch.requests, batch.query_start, batch.positions)?;
         let (max_query_len, max_seq_len) = check_seq_lens(batch.query_start, batch.seq_lens)?;
         check_positions(batch)?;
-        self.apply();
-        for group in &mut self.groups {
-            group.gather(batch.requests);
-            group.map_slots(batch.requests, batch.query_start, batch.positions);
-        }
+        self.run(Task::PREPARE, batch, stream)?;
         Ok(BatchExtent {
             num_tokens,
             max_query_len,
@@ -309,18 +421,28 @@ impl Tables {
 
     /// Fills the input tables with the rows of the requests of a batch; -1 is a dummy. Rows past
     /// them are null. `num_rows` are those that kernels will read.
-    pub fn gather(&mut self, requests: &[i32], num_rows: usize) -> Result<(), TablesError> {
+    pub fn gather(
+        &mut self,
+        requests: &[i32],
+        num_rows: usize,
+        stream: StreamRef,
+    ) -> Result<(), TablesError> {
         self.check_num_rows(requests.len(), num_rows)?;
         self.check_indices(requests)?;
-        for group in &mut self.groups {
-            group.gather(requests);
-        }
-        Ok(())
+        let batch = Batch {
+            requests,
+            ..Batch::EMPTY
+        };
+        self.run(Task::GATHER, &batch, stream)
     }
 
     /// Makes the input tables those of a batch of dummies.
-    pub fn gather_dummies(&mut self, num_rows: usize) -> Result<(), TablesError> {
-        self.gather(&[], num_rows)
+    pub fn gather_dummies(
+        &mut self,
+        num_rows: usize,
+        stream: StreamRef,
+    ) -> Result<(), TablesError> {
+        self.gather(&[], num_rows, stream)
     }
 
     /// Finds the slots of a batch: request `i` of it, -1 for a dummy, has the positions from
@@ -330,18 +452,33 @@ impl Tables {
         requests: &[i32],
         query_start: &[i32],
         positions: &[i64],
+        stream: StreamRef,
     ) -> Result<(), TablesError> {
         self.check_batch(requests, query_start, positions)?;
-        for group in &mut self.groups {
-            group.map_slots(requests, query_start, positions);
-        }
-        Ok(())
+        let batch = Batch {
+            requests,
+            query_start,
+            positions,
+            ..Batch::EMPTY
+        };
+        self.run(Task::MAP, &batch, stream)
     }
 
     /// Makes all slots pads.
-    pub fn map_dummies(&mut self) {
-        for group in &mut self.groups {
-            group.map_slots(&[], &[0], &[]);
+    pub fn map_dummies(&mut self, stream: StreamRef) -> Result<(), TablesError> {
+        self.run(Task::MAP, &Batch::EMPTY, stream)
+    }
+
+    /// Does what was checked.
+    fn run(&mut self, task: Task, batch: &Batch<'_>, stream: StreamRef) -> Result<(), TablesError> {
+        match &mut self.place {
+            Place::Host(host) => {
+                for (group, tables) in self.groups.iter_mut().zip(host) {
+                    tables.run(group, task, batch);
+                }
+                Ok(())
+            }
+            Place::Device(device) => device.run(&mut self.groups, task, batch, stream),
         }
     }
 
@@ -510,4 +647,11 @@ fn check_ascending<T: Copy + TryInto<usize> + TryInto<i64>>(
         }
     }
     Ok(())
+}
+
+/// Room for as many values as there are groups.
+fn reserved<T>(num_groups: usize) -> Result<Vec<T>, TablesError> {
+    let mut values = Vec::new();
+    rows::reserve(&mut values, "groups", num_groups)?;
+    Ok(values)
 }

@@ -1,5 +1,7 @@
 //! Rows of block ids in one piece of memory that never moves.
 
+use std::ops::Range;
+
 use super::error::TablesError;
 use crate::kernels;
 use crate::num;
@@ -25,10 +27,6 @@ impl Rows {
         })
     }
 
-    pub fn width(&self) -> usize {
-        self.width
-    }
-
     /// All rows, one after another.
     pub fn ids(&self) -> &[i32] {
         &self.ids
@@ -42,6 +40,12 @@ impl Rows {
     pub fn row(&self, row: usize) -> &[i32] {
         let start = row * self.width;
         &self.ids[start..start + self.len(row)]
+    }
+
+    /// Columns of a row, null past its entries.
+    pub fn part(&self, row: usize, columns: Range<usize>) -> &[i32] {
+        let start = row * self.width;
+        &self.ids[start + columns.start..start + columns.end]
     }
 
     /// Cuts a row.
@@ -113,12 +117,21 @@ pub(super) fn filled<T: Clone>(
     value: T,
 ) -> Result<Vec<T>, TablesError> {
     let mut values = Vec::new();
+    reserve(&mut values, what, count)?;
+    values.resize(count, value);
+    Ok(values)
+}
+
+/// Room for `count` values more.
+pub(super) fn reserve<T>(
+    values: &mut Vec<T>,
+    what: &'static str,
+    count: usize,
+) -> Result<(), TablesError> {
     values
         .try_reserve_exact(count)
         .map_err(|_| TablesError::NoMemory {
             what,
             bytes: (count as u64).saturating_mul(size_of::<T>() as u64),
-        })?;
-    values.resize(count, value);
-    Ok(values)
+        })
 }

@@ -2,6 +2,32 @@
 
 use super::*;
 use proptest::prelude::*;
+use std::ptr;
+
+/// Tables in the host's memory use no stream.
+const HOST: StreamRef = StreamRef::new(ptr::null_mut());
+
+impl Tables {
+    fn host(&self, group: usize) -> Result<&HostTables, TablesError> {
+        self.group(group)?;
+        match &self.place {
+            Place::Host(groups) => Ok(&groups[group]),
+            Place::Device(_) => panic!("these tests have no device"),
+        }
+    }
+
+    fn table(&self, group: usize) -> Result<&[i32], TablesError> {
+        self.host(group).map(|tables| tables.applied.ids())
+    }
+
+    fn input_table(&self, group: usize) -> Result<&[i32], TablesError> {
+        self.host(group).map(|tables| tables.input.ids())
+    }
+
+    fn slots(&self, group: usize) -> Result<&[i64], TablesError> {
+        self.host(group).map(|tables| tables.slots.as_slice())
+    }
+}
 
 fn group(block_size: u64, kernel_block_size: u64, row_blocks: u64) -> GroupConfig {
     GroupConfig {
@@ -20,6 +46,7 @@ fn config(groups: &[GroupConfig], max_requests: u64, max_tokens: u64) -> TablesC
         num_blocks: Some(64),
         ranks: Ranks::ONE,
         aligned_rows: false,
+        device: None,
     }
 }
 
@@ -117,7 +144,7 @@ fn a_step_is_prepared_in_one_call() {
         max_query_len: 2,
         max_seq_len: 18,
     };
-    assert_eq!(tables.prepare(&batch), Ok(extent));
+    assert_eq!(tables.prepare(&batch, HOST), Ok(extent));
     assert_eq!(tables.input_table(0).unwrap(), [5, 6, 0, 0, 0, 0, 0, 0, 0]);
     assert_eq!(tables.input_table(1).unwrap()[..4], [14, 15, 0, 0]);
     assert_eq!(tables.slots(0).unwrap(), [96, 97, -1, -1, -1, -1]);
@@ -208,11 +235,15 @@ fn a_batch_that_is_refused_leaves_everything_as_it_was() {
     ] {
         let mut tables = tables(&[group(16, 16, 3)], 2, 4);
         tables.write_row(0, 0, &[5], false).unwrap();
-        assert_eq!(tables.prepare(&bad).unwrap_err().kind(), kind, "{bad:?}");
+        assert_eq!(
+            tables.prepare(&bad, HOST).unwrap_err().kind(),
+            kind,
+            "{bad:?}"
+        );
         assert_eq!(tables.table(0).unwrap(), [0; 6], "nothing was applied");
         assert_eq!(tables.input_table(0).unwrap(), [0; 6]);
         assert_eq!(tables.slots(0).unwrap(), [-1; 4]);
-        tables.prepare(&good).unwrap();
+        tables.prepare(&good, HOST).unwrap();
         assert_eq!(tables.slots(0).unwrap(), [80, -1, -1, -1]);
     }
 }
@@ -223,14 +254,14 @@ fn reads_see_what_was_applied() {
     tables.write_row(1, 0, &[5, 6], false).unwrap();
     assert_eq!(tables.num_entries(1, 0), Ok(2));
     assert_eq!(tables.table(0).unwrap(), [0; 6]);
-    tables.gather(&[1], 1).unwrap();
-    tables.map_slots(&[1], &[0, 1], &[0]).unwrap();
+    tables.gather(&[1], 1, HOST).unwrap();
+    tables.map_slots(&[1], &[0, 1], &[0], HOST).unwrap();
     assert_eq!(tables.input_table(0).unwrap(), [0; 6]);
     assert_eq!(tables.slots(0).unwrap(), [-1; 4]);
-    tables.apply();
+    tables.apply(HOST).unwrap();
     assert_eq!(tables.table(0).unwrap(), [0, 0, 0, 5, 6, 0]);
-    tables.gather(&[1], 2).unwrap();
-    tables.map_slots(&[1], &[0, 2], &[17, 0]).unwrap();
+    tables.gather(&[1], 2, HOST).unwrap();
+    tables.map_slots(&[1], &[0, 2], &[17, 0], HOST).unwrap();
     assert_eq!(tables.input_table(0).unwrap(), [5, 6, 0, 0, 0, 0]);
     assert_eq!(tables.slots(0).unwrap(), [97, 80, -1, -1]);
 }
@@ -240,7 +271,7 @@ fn a_refused_write_changes_nothing() {
     let mut tables = tables(&[group(16, 16, 3), group(32, 16, 2)], 3, 4);
     tables.write_row(0, 0, &[1], false).unwrap();
     tables.write_row(0, 1, &[2], false).unwrap();
-    tables.apply();
+    tables.apply(HOST).unwrap();
     let before = format!("{:?}", (tables.table(0), tables.table(1)));
     let writes = |requests, starts, blocks| RowWrites {
         requests,
@@ -288,7 +319,7 @@ fn a_refused_write_changes_nothing() {
     assert!(tables.write_row(0, 2, &[], false).is_err());
     assert!(tables.relocate(0, 3).is_err() && tables.swap(3, 0).is_err());
     assert!(tables.clear(3).is_err());
-    tables.apply();
+    tables.apply(HOST).unwrap();
     assert_eq!(format!("{:?}", (tables.table(0), tables.table(1))), before);
     assert_eq!(tables.num_entries(0, 0), Ok(1));
 }
@@ -297,30 +328,30 @@ fn a_refused_write_changes_nothing() {
 fn batches_are_checked() {
     let mut tables = tables(&[group(16, 16, 3)], 3, 4);
     let kind = |result: Result<(), TablesError>| result.unwrap_err().kind();
-    assert_eq!(kind(tables.gather(&[0, 1], 1)), "batch_out_of_range");
-    assert_eq!(kind(tables.gather(&[0], 4)), "batch_out_of_range");
-    assert_eq!(kind(tables.gather(&[3], 1)), "unknown_request");
-    assert_eq!(kind(tables.gather(&[-2], 1)), "unknown_request");
-    assert_eq!(kind(tables.gather_dummies(4)), "batch_out_of_range");
+    assert_eq!(kind(tables.gather(&[0, 1], 1, HOST)), "batch_out_of_range");
+    assert_eq!(kind(tables.gather(&[0], 4, HOST)), "batch_out_of_range");
+    assert_eq!(kind(tables.gather(&[3], 1, HOST)), "unknown_request");
+    assert_eq!(kind(tables.gather(&[-2], 1, HOST)), "unknown_request");
+    assert_eq!(kind(tables.gather_dummies(4, HOST)), "batch_out_of_range");
     assert_eq!(
-        kind(tables.map_slots(&[0], &[0], &[])),
+        kind(tables.map_slots(&[0], &[0], &[], HOST)),
         "per_group_array_length"
     );
     for starts in [[1, 1], [0, -1], [0, 3]] {
         assert_eq!(
-            kind(tables.map_slots(&[0], &starts, &[0, 1])),
+            kind(tables.map_slots(&[0], &starts, &[0, 1], HOST)),
             "boundaries_not_ascending"
         );
     }
     assert_eq!(
-        kind(tables.map_slots(&[0], &[0, 5], &[0; 5])),
+        kind(tables.map_slots(&[0], &[0, 5], &[0; 5], HOST)),
         "batch_out_of_range"
     );
     assert_eq!(
-        kind(tables.map_slots(&[0; 4], &[0; 5], &[])),
+        kind(tables.map_slots(&[0; 4], &[0; 5], &[], HOST)),
         "batch_out_of_range"
     );
-    assert!(tables.map_slots(&[], &[0], &[]).is_ok());
+    assert!(tables.map_slots(&[], &[0], &[], HOST).is_ok());
 }
 
 #[test]
@@ -330,7 +361,7 @@ fn positions_that_no_block_holds_have_no_slot() {
         tables.write_row(request, 0, &[5], false).unwrap();
         tables.write_row(request, 1, &[7, 9], false).unwrap();
     }
-    tables.apply();
+    tables.apply(HOST).unwrap();
     let positions = [
         0,
         15,
@@ -346,7 +377,7 @@ fn positions_that_no_block_holds_have_no_slot() {
         1,
         i64::MIN + 1,
     ];
-    tables.map_slots(&[0], &[0, 13], &positions).unwrap();
+    tables.map_slots(&[0], &[0, 13], &positions, HOST).unwrap();
     let mut wanted = [-1; 16];
     (wanted[0], wanted[1], wanted[11]) = (80, 95, 81);
     assert_eq!(tables.slots(0).unwrap(), wanted);
@@ -367,12 +398,12 @@ fn a_reset_empties_in_place_whatever_was_there() {
     };
     let first = addresses(&tables);
     tables.write_row(1, 0, &[5], false).unwrap();
-    tables.apply();
-    tables.gather(&[1], 2).unwrap();
-    tables.map_slots(&[1], &[0, 2], &[0, 1]).unwrap();
+    tables.apply(HOST).unwrap();
+    tables.gather(&[1], 2, HOST).unwrap();
+    tables.map_slots(&[1], &[0, 2], &[0, 1], HOST).unwrap();
     tables.write_row(1, 0, &[6], false).unwrap();
-    tables.reset();
-    tables.apply();
+    tables.reset(HOST).unwrap();
+    tables.apply(HOST).unwrap();
     assert_eq!(tables.table(0).unwrap(), [0; 8]);
     assert_eq!(tables.input_table(0).unwrap(), [0; 8]);
     assert_eq!(tables.slots(0).unwrap(), [-1; 4]);
@@ -525,12 +556,12 @@ fn run(tables: &mut Tables, op: &Op) -> bool {
         Op::Swap(a, b) => tables.swap(*a, *b),
         Op::Clear(r) => tables.clear(*r),
         Op::Apply => {
-            tables.apply();
+            tables.apply(HOST).unwrap();
             Ok(())
         }
-        Op::Gather(requests) => tables.gather(requests, requests.len()),
+        Op::Gather(requests) => tables.gather(requests, requests.len(), HOST),
         Op::Reset => {
-            tables.reset();
+            tables.reset(HOST).unwrap();
             Ok(())
         }
     };
@@ -583,13 +614,13 @@ proptest! {
         let blocks = [9, 4, 63];
         let mut tables = tables(&[group(block, kernel, 3)], 1, 256);
         tables.write_row(0, 0, &blocks, false).unwrap();
-        tables.apply();
+        tables.apply(HOST).unwrap();
         let positions: Vec<i64> = starts
             .iter()
             .flat_map(|&(start, count)| start..start + count as i64)
             .collect();
         let tokens = positions.len() as i32;
-        tables.map_slots(&[0], &[0, tokens], &positions).unwrap();
+        tables.map_slots(&[0], &[0, tokens], &positions, HOST).unwrap();
         for (&position, &slot) in positions.iter().zip(tables.slots(0).unwrap()) {
             let at = usize::try_from(position).ok().map(|p| p / block as usize);
             let id = at.and_then(|at| blocks.get(at));
@@ -618,8 +649,8 @@ proptest! {
             made.ranks = Ranks { size, rank, interleave };
             let mut tables = Tables::new(&made).unwrap();
             tables.write_row(0, 0, ids, false).unwrap();
-            tables.apply();
-            tables.map_slots(&[0], &[0, tokens as i32], &positions).unwrap();
+            tables.apply(HOST).unwrap();
+            tables.map_slots(&[0], &[0, tokens as i32], &positions, HOST).unwrap();
             let mut seen = std::collections::BTreeSet::new();
             let mut local = 0;
             for (token, &slot) in tables.slots(0).unwrap().iter().enumerate() {
