@@ -384,7 +384,7 @@ impl<'a> Draft<'a> {
             }
             Spec::State(state) => self
                 .views
-                .extend(state_views(state, pages).map_err(failed)?),
+                .extend(state_views(state, backend, pages).map_err(failed)?),
         }
         Ok(())
     }

@@ -1,12 +1,16 @@
 //! The views of a state layer: its states one behind another in each page.
 
+use super::attention::{check_alignment, check_index_width};
 use super::audit::{BlockRuns, audit};
 use super::{Pages, View, ViewError};
+use crate::backend::Backend;
 use crate::num::{product, sum};
 use crate::spec::State;
 
-/// One view for each state of the layer, blocks outermost.
-pub fn state_views(spec: &State, pages: &Pages) -> Result<Vec<View>, ViewError> {
+/// One view for each state of the layer, blocks outermost. Its kernels step from page to page, so of
+/// their contract only alignment and index width are left to check.
+pub fn state_views(spec: &State, backend: &Backend, pages: &Pages) -> Result<Vec<View>, ViewError> {
+    check_alignment(backend, pages.offset_bytes, pages.step_bytes)?;
     let parts = spec.parts().enumerate();
     parts
         .map(|(state, part)| {
@@ -46,6 +50,7 @@ pub fn state_views(spec: &State, pages: &Pages) -> Result<Vec<View>, ViewError> 
                 element_bytes,
                 pages.allocation_bytes,
             )?;
+            check_index_width(backend, proof.largest_element_offset)?;
             Ok(View {
                 dtype: part.dtype,
                 offset_bytes,

@@ -68,7 +68,11 @@ fn exact_step(kinds: &[Kind<'_>]) -> Option<u64> {
 /// What every page is a multiple of so that elements and alignments of all layers go with it.
 fn granule(kinds: &[Kind<'_>]) -> u64 {
     let steps = kinds.iter().flat_map(|kind| match kind.smallest.as_ref() {
-        Spec::State(state) => state.fields().dtypes.iter().map(|d| d.bytes()).collect(),
+        Spec::State(state) => {
+            let aligned = kind.backends.iter().map(|b| b.contract().alignment);
+            let own = state.fields().dtypes.iter().map(|d| d.bytes());
+            own.chain(aligned).collect::<Vec<u64>>()
+        }
         Spec::Attention(attention) => {
             let fields = attention.fields();
             let aligned = kind.backends.iter().map(|b| b.contract().alignment);
