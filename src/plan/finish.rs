@@ -81,6 +81,7 @@ pub(super) fn finish(
             limits: budget.limits,
             ..config.clone()
         },
+        asked: None,
         workers: dealt_to_workers(job.workers, job.stage_of_worker, plans),
     })
 }

@@ -36,6 +36,7 @@ use std::sync::Arc;
 pub use block_sizes::resolve_block_sizes;
 pub use capacity::Capacity;
 pub use error::PlanError;
+pub use explain::{Advice, Change};
 pub use hybrid_block::{HybridBlock, HybridModel, hybrid_block_size};
 pub use kv_heads::kv_heads_per_rank;
 pub use parts::{PartGroup, PartTensor, Parts, plan_from_parts};
@@ -97,6 +98,8 @@ pub struct Worker {
 pub struct Plan {
     /// What it was made for, the longest sequence as it was fitted.
     pub config: PlanConfig,
+    /// What the engine asked for; `None` of a plan that it made itself.
+    pub asked: Option<PlanConfig>,
     /// One for each worker, in order.
     pub workers: Vec<WorkerPlan>,
 }
@@ -178,10 +181,14 @@ pub fn plan(workers: &[Worker], config: &PlanConfig) -> Result<Plan, PlanError> 
         stages: &stages,
         stage_of_worker: &stage_of_worker,
     };
-    match config.policy {
+    let plan = match config.policy {
         Policy::Reference => finish(&job, reference::layout(whole, config)?, config),
         Policy::Compact => compact::plan(&job, &whole, config),
-    }
+    };
+    Ok(Plan {
+        asked: Some(config.clone()),
+        ..plan?
+    })
 }
 
 fn check_config(workers: &[Worker], config: &PlanConfig) -> Result<(), PlanError> {

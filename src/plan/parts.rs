@@ -87,6 +87,7 @@ pub fn plan_from_parts(model: Arc<Model>, parts: Parts) -> Result<Plan, PlanErro
     kernel_blocks::check_ids(&plan)?;
     Ok(Plan {
         config: unknown_config(),
+        asked: None,
         workers: vec![plan],
     })
 }

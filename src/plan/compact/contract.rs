@@ -6,61 +6,148 @@
 use std::sync::Arc;
 
 use crate::backend::{Backend, select_kernel_block_size};
-use crate::model::Model;
-use crate::plan::{Group, Plan};
+use crate::model::{Layer, Model};
+use crate::plan::describe::brief;
+use crate::plan::{Plan, WorkerPlan, reach};
 use crate::spec::{Attention, AttentionKind, Spec};
+
+/// What kernels demand of pages and a layer's pages do not keep.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::plan) enum Fault {
+    /// No kernel block size divides the block and suits all backends.
+    KernelBlock,
+    /// Blocks of several kernel blocks among other layers' pages.
+    PackedSplit,
+    /// Padding, or other layers' pages between two pages.
+    NotDense,
+    /// Kernel blocks that do not begin at whole elements.
+    Uneven,
+    /// Blocks that are not aligned.
+    Alignment,
+}
+
+impl Fault {
+    /// What kernels demand, for messages.
+    fn text(self) -> &'static str {
+        match self {
+            Fault::KernelBlock => "takes no kernel block that divides such a block",
+            Fault::PackedSplit => {
+                "splits blocks, and blocks among other layers' pages are not split"
+            }
+            Fault::NotDense => {
+                "needs dense pages, without padding or other layers' pages between them"
+            }
+            Fault::Uneven => "needs kernel blocks that begin at whole elements",
+            Fault::Alignment => "needs blocks aligned otherwise",
+        }
+    }
+}
 
 /// Whether blocks of the layer split into kernel blocks that all backends take, and its pages keep
 /// what they demand. `is_packed`: other layers' pages lie between two pages of this one.
 pub(super) fn suits(spec: &Spec, backends: &[&Backend], is_packed: bool) -> bool {
+    fault(spec, backends, is_packed).is_none()
+}
+
+fn fault(spec: &Spec, backends: &[&Backend], is_packed: bool) -> Option<Fault> {
     let Spec::Attention(attention) = spec else {
         // A state is read whole, page by page.
-        return true;
+        let page = spec.page().padded;
+        let aligned = |b: &&Backend| page.is_multiple_of(b.contract().alignment);
+        // Where its page is packed, what is packed sees to the alignment.
+        let is_aligned = is_packed || backends.iter().all(aligned);
+        return (!is_aligned).then_some(Fault::Alignment);
     };
     if backends.is_empty() {
-        return true;
+        return None;
     }
     let Some(ratio) = kernel_blocks_of_block(attention, backends) else {
-        return false;
+        return Some(Fault::KernelBlock);
     };
     let page = attention.page();
     let is_padded = page.padded != page.unpadded;
-    if is_packed && ratio > 1 {
-        return false;
-    }
-    if (is_packed || is_padded) && !backends.iter().all(|b| follows_block_stride(b)) {
-        return false;
-    }
     let step = page.padded / ratio;
     let is_even =
         page.padded.is_multiple_of(ratio) && step.is_multiple_of(attention.fields().dtype.bytes());
     let aligned = |backend: &&Backend| step.is_multiple_of(backend.contract().alignment);
-    is_even && backends.iter().all(aligned)
+    match () {
+        () if is_packed && ratio > 1 => Some(Fault::PackedSplit),
+        () if (is_packed || is_padded) && !backends.iter().all(|b| follows_block_stride(b)) => {
+            Some(Fault::NotDense)
+        }
+        () if !is_even => Some(Fault::Uneven),
+        () if !backends.iter().all(aligned) => Some(Fault::Alignment),
+        () => None,
+    }
 }
 
 /// Whether kernels can read all layers of a plan that was made without looking at them.
 pub(super) fn holds(plan: &Plan) -> bool {
+    faults(plan).next().is_none()
+}
+
+/// Why kernels cannot read a layer of a plan, in a sentence; `None` where they read all.
+pub(in crate::plan) fn why_unread(plan: &Plan) -> Option<String> {
+    if let Some((layer, backend, spec, fault)) = faults(plan).next() {
+        let (name, backend) = (&layer.name, backend.name());
+        return Some(format!(
+            "layer {name} ({}): {backend} {}",
+            brief(spec),
+            fault.text()
+        ));
+    }
+    plan.workers.iter().find_map(|worker| {
+        let reach = reach::of_plan(worker)?;
+        let is_short = reach.blocks < worker.num_blocks;
+        is_short.then(|| {
+            format!(
+                "layer {}: {} computes 32-bit offsets and reaches {} of {} blocks",
+                reach.layer, reach.backend, reach.blocks, worker.num_blocks
+            )
+        })
+    })
+}
+
+/// Layers whose kernels cannot read them, index widths left out. Of workers that follow each other with
+/// one model the first speaks for all.
+fn faults(plan: &Plan) -> impl Iterator<Item = (&Layer, &Backend, &Spec, Fault)> {
     let mut seen: Option<*const Model> = None;
-    let mut workers = plan.workers.iter().filter(|worker| {
+    let workers = plan.workers.iter().filter(move |worker| {
         let model: *const Model = Arc::as_ptr(&worker.model);
         seen.replace(model) != Some(model)
     });
-    workers.all(|worker| {
+    workers.flat_map(|worker| {
         let is_packed = worker.tensors.iter().any(|tensor| tensor.block_stride > 0);
-        let layers = worker.model.layers();
-        let is_read = |(place, &layer): (usize, &usize), group: &Group| {
-            let backend = layers.get(layer).and_then(|layer| layer.backend.as_deref());
-            let backends: &[&Backend] = &backend.into_iter().collect::<Vec<_>>();
+        let groups = worker.groups.iter();
+        let members = groups.flat_map(|group| {
+            let members = reach::readers(&worker.model, group);
+            members.map(move |(place, layer)| (group, place, layer))
+        });
+        members.filter_map(move |(group, place, layer)| {
+            let backend = layer.backend.as_deref()?;
             let spec = group.spec.spec_of(place);
             // A page that fills the block lies as it would alone.
             let is_packed = is_packed && worker.bytes_per_block != spec.page().padded;
-            suits(spec, backends, is_packed)
-        };
-        worker.groups.iter().all(|group| {
-            let mut members = group.layers.iter().enumerate();
-            members.all(|member| is_read(member, group))
+            let misplaced = || {
+                let owner = *group.layers.get(place)?;
+                let is_off = is_packed && !slot_is_aligned(worker, owner, backend);
+                is_off.then_some(Fault::Alignment)
+            };
+            let fault = fault(spec, &[backend], is_packed).or_else(misplaced)?;
+            Some((layer, backend, spec.as_ref(), fault))
         })
     })
+}
+
+/// Whether a layer's slot begins in every packed block where its kernels want it.
+fn slot_is_aligned(worker: &WorkerPlan, layer: usize, backend: &Backend) -> bool {
+    let alignment = backend.contract().alignment;
+    if alignment == 1 {
+        return true;
+    }
+    let mut slots = worker.tensors.iter();
+    let slot = slots.find(|tensor| tensor.layers.contains(&layer));
+    slot.is_none_or(|slot| (slot.offset | slot.block_stride).is_multiple_of(alignment))
 }
 
 fn follows_block_stride(backend: &Backend) -> bool {

@@ -38,6 +38,7 @@ use crate::plan::reference::{self, latent_tuples};
 use crate::plan::{Plan, PlanConfig, Policy};
 use crate::spec::{Counting, Limits};
 use classes::Classes;
+pub(super) use contract::why_unread;
 use cost::{Floor, Lengths, Merit};
 use kinds::Kind;
 use search::{Pool, Split};

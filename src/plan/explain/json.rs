@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
-use super::facts::{GroupFacts, PlanFacts, WorkerFacts};
+use super::advice::{Advice, OneMoreRequest};
+use super::facts::{GroupFacts, NarrowFacts, PlanFacts, Waste, WorkerFacts};
+use super::reference::{Beside, Comparison, Held, Totals};
 
 /// The facts as one JSON object. Keys come in the order of the fields here.
 pub(super) fn render(facts: &PlanFacts) -> String {
@@ -14,6 +16,9 @@ pub(super) fn render(facts: &PlanFacts) -> String {
         reserved_blocks: facts.reserved_blocks,
         max_model_len: facts.max_model_len,
         workers: workers.map(|(numbers, of)| worker(numbers, of)).collect(),
+        reference: facts.reference.as_ref().map(reference),
+        cheapest_change: facts.cheapest_change.as_ref().map(cheapest_change),
+        one_more_request: facts.one_more_request.as_ref().map(one_more_request),
     };
     // Strings and numbers can always be written.
     serde_json::to_string(&plan).unwrap_or_default()
@@ -25,6 +30,9 @@ struct PlanObject<'a> {
     reserved_blocks: u64,
     max_model_len: u64,
     workers: Vec<WorkerObject<'a>>,
+    reference: Option<ReferenceObject<'a>>,
+    cheapest_change: Option<ChangeObject>,
+    one_more_request: Option<OneMoreRequestObject>,
 }
 
 #[derive(Serialize)]
@@ -40,8 +48,16 @@ struct WorkerObject<'a> {
     /// A quotient of whole numbers and finite, which JSON can write.
     max_concurrency: Option<f64>,
     needs_zeroing: bool,
+    narrow_index: Option<NarrowObject<'a>>,
     wasted_bytes: WasteObject,
     groups: Vec<GroupObject<'a>>,
+}
+
+#[derive(Serialize)]
+struct NarrowObject<'a> {
+    layer: &'a str,
+    backend: &'a str,
+    blocks_of_memory: u64,
 }
 
 #[derive(Serialize)]
@@ -70,6 +86,147 @@ struct GroupObject<'a> {
     sharing_layers: Vec<&'a str>,
 }
 
+/// Of the reference's plan: `None` where it gives none, and then `error` says why.
+#[derive(Serialize)]
+struct ReferenceObject<'a> {
+    error: Option<&'a str>,
+    is_taken: bool,
+    unread: Option<&'a str>,
+    reasons: &'a [String],
+    lengths: Vec<HeldObject>,
+    plan: Option<TotalsObject>,
+    own_plan: Option<TotalsObject>,
+}
+
+#[derive(Serialize)]
+struct HeldObject {
+    len: u64,
+    tokens: u64,
+    tokens_of_reference: u64,
+    requests: f64,
+    requests_of_reference: f64,
+    ratio: Option<f64>,
+}
+
+#[derive(Serialize)]
+struct TotalsObject {
+    max_model_len: u64,
+    num_blocks: u64,
+    num_groups: usize,
+    bytes_per_block: u64,
+    capacity_tokens: u64,
+    tensor_bytes: u64,
+    wasted_bytes: WasteObject,
+}
+
+#[derive(Serialize)]
+struct ChangeObject {
+    change: &'static str,
+    kind: Option<&'static str>,
+    from: Option<u64>,
+    to: Option<u64>,
+    len: u64,
+    tokens: u64,
+    tokens_now: u64,
+    text: String,
+}
+
+#[derive(Serialize)]
+struct OneMoreRequestObject {
+    max_model_len: u64,
+    requests: u64,
+    requests_now: u64,
+}
+
+fn reference(comparison: &Comparison) -> ReferenceObject<'_> {
+    match &comparison.outcome {
+        Err(error) => ReferenceObject {
+            error: Some(error),
+            is_taken: false,
+            unread: None,
+            reasons: &[],
+            lengths: Vec::new(),
+            plan: None,
+            own_plan: None,
+        },
+        Ok(beside) => reference_beside(beside),
+    }
+}
+
+fn reference_beside(beside: &Beside) -> ReferenceObject<'_> {
+    ReferenceObject {
+        error: None,
+        is_taken: beside.is_taken,
+        unread: beside.unread.as_deref(),
+        reasons: &beside.reasons,
+        lengths: beside.lengths.iter().map(held).collect(),
+        plan: Some(totals(&beside.reference)),
+        own_plan: Some(totals(&beside.own)),
+    }
+}
+
+fn held(held: &Held) -> HeldObject {
+    HeldObject {
+        len: held.len,
+        tokens: held.tokens(),
+        tokens_of_reference: held.tokens_of_reference(),
+        requests: held.requests,
+        requests_of_reference: held.requests_of_reference,
+        ratio: held.ratio(),
+    }
+}
+
+fn totals(totals: &Totals) -> TotalsObject {
+    TotalsObject {
+        max_model_len: totals.max_model_len,
+        num_blocks: totals.num_blocks,
+        num_groups: totals.num_groups,
+        bytes_per_block: totals.bytes_per_block,
+        capacity_tokens: totals.capacity_tokens,
+        tensor_bytes: totals.tensor_bytes,
+        wasted_bytes: waste(&totals.waste),
+    }
+}
+
+fn cheapest_change(advice: &Advice) -> ChangeObject {
+    let numbers = advice.change.numbers();
+    ChangeObject {
+        change: advice.change.name(),
+        kind: advice.change.kind(),
+        from: numbers.map(|(from, _)| from),
+        to: numbers.map(|(_, to)| to),
+        len: advice.len,
+        tokens: advice.tokens,
+        tokens_now: advice.tokens_now,
+        text: advice.to_string(),
+    }
+}
+
+fn one_more_request(more: &OneMoreRequest) -> OneMoreRequestObject {
+    OneMoreRequestObject {
+        max_model_len: more.max_model_len,
+        requests: more.requests,
+        requests_now: more.requests_now,
+    }
+}
+
+fn narrow(facts: &NarrowFacts) -> NarrowObject<'_> {
+    NarrowObject {
+        layer: &facts.layer,
+        backend: &facts.backend,
+        blocks_of_memory: facts.blocks_of_memory,
+    }
+}
+
+fn waste(waste: &Waste) -> WasteObject {
+    WasteObject {
+        total: waste.total(),
+        padding: waste.padding,
+        unused_slots: waste.unused_slots,
+        left_over: waste.left_over,
+    }
+}
+
 fn worker<'a>(numbers: &'a [usize], facts: &'a WorkerFacts) -> WorkerObject<'a> {
     let request = facts.request.as_ref();
     WorkerObject {
@@ -83,12 +240,8 @@ fn worker<'a>(numbers: &'a [usize], facts: &'a WorkerFacts) -> WorkerObject<'a> 
         capacity_tokens: request.map(|request| request.capacity_tokens),
         max_concurrency: request.map(|request| request.max_concurrency),
         needs_zeroing: facts.needs_zeroing,
-        wasted_bytes: WasteObject {
-            total: facts.waste.total(),
-            padding: facts.waste.padding,
-            unused_slots: facts.waste.unused_slots,
-            left_over: facts.waste.left_over,
-        },
+        narrow_index: facts.narrow.as_ref().map(narrow),
+        wasted_bytes: waste(&facts.waste),
         groups: facts.groups.iter().map(group).collect(),
     }
 }
