@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::contract::suits;
-use super::cost::Lengths;
+use super::cost::{Lengths, steps_far};
 use super::fit::{fit, in_blocks};
 use super::kinds::Kind;
 use super::search::Part;
@@ -17,10 +17,6 @@ use crate::spec::{Family, Spec, SpecSet, merge};
 
 /// Blocks of so many times a kind's size are tried in packed blocks.
 const LARGEST_SCALE: u64 = 16;
-/// A scheduler steps by the least common multiple of all block sizes. One that is more than so many
-/// times the largest block finds next to no common prefixes.
-const LONGEST_STEP: u64 = 4;
-
 /// All kinds, in classes.
 pub(super) struct Classes {
     pub classes: Vec<Class>,
@@ -53,6 +49,14 @@ pub(super) struct Choice {
     pub blocks: [u64; 2],
     /// What each of the class's kinds stores.
     specs: Vec<Arc<Spec>>,
+}
+
+impl Classes {
+    /// Whether a scheduler would step far with blocks as a split has them.
+    pub fn step_far(&self, parts: &[Part]) -> bool {
+        let specs = self.classes.iter().zip(parts);
+        steps_far(specs.map(|(class, part)| &*class.choices[part.choice].specs[0]))
+    }
 }
 
 impl Class {
@@ -315,31 +319,4 @@ fn scaled_together<'k, 'a: 'k, I: Iterator<Item = &'k Kind<'a>>>(
         suits(&scaled, &backends, true).then(|| Arc::new(scaled))
     });
     scaled.collect()
-}
-
-/// Leaves out what would make a scheduler step too far, unless nothing else is left.
-pub(super) fn without_long_steps(all: Vec<Classes>) -> Vec<Classes> {
-    let (short, long): (Vec<Classes>, Vec<Classes>) =
-        all.into_iter().partition(|classes| !steps_far(classes));
-    match short.is_empty() {
-        true => long,
-        false => short,
-    }
-}
-
-fn steps_far(classes: &Classes) -> bool {
-    let mut largest = 1;
-    let mut step = 1;
-    for class in &classes.classes {
-        let spec = &class.choices[0].specs[0];
-        if spec.as_attention().is_none() {
-            continue;
-        }
-        largest = largest.max(spec.block_size());
-        match lcm("a scheduler's step", step, spec.block_size()) {
-            Ok(common) => step = common,
-            Err(_) => return true,
-        }
-    }
-    step > largest.saturating_mul(LONGEST_STEP)
 }

@@ -19,6 +19,8 @@
 mod classes;
 mod contract;
 mod cost;
+#[cfg(test)]
+mod exhaustive;
 mod fit;
 mod kinds;
 mod pages;
@@ -179,11 +181,11 @@ fn all_classes(
         all.extend(classes::overlaid(kinds, lengths)?);
     }
     if !config.cross_layer_blocks {
-        for page in pages::worth_a_look(kinds) {
+        for page in pages::worth_a_look(kinds, lengths) {
             all.extend(classes::of_page(kinds, page, lengths)?);
         }
     }
-    Ok(classes::without_long_steps(all))
+    Ok(all)
 }
 
 /// The best splits, best first, each with the number of the classes that it splits.
