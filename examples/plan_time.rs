@@ -95,7 +95,7 @@ fn kind(number: u64) -> Spec {
         };
         return Spec::State(State::new(fields).expect("a state"));
     }
-    let window = (number % 4 > 0).then_some(512 << (number % 3));
+    let window = (!number.is_multiple_of(4)).then_some(512 << (number % 3));
     let fields = AttentionFields {
         kind: window.map_or(AttentionKind::Full, |_| AttentionKind::SlidingWindow),
         sliding_window: window,

@@ -15,8 +15,12 @@ use crate::plan::group::{WholeGroup, dealt};
 use crate::plan::pack::Packing;
 use crate::spec::{Family, Spec, SpecSet, merge};
 
-/// Blocks of so many times a kind's size are tried in packed blocks.
-const LARGEST_SCALE: u64 = 16;
+/// Blocks of so many times a kind's size are tried in packed blocks: any number, which fills blocks
+/// best, and numbers that keep a scheduler's step short.
+pub(super) const SCALES: [&[u64]; 2] = [
+    &[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16],
+    &[1, 2, 4, 8, 16, 32],
+];
 /// All kinds, in classes.
 pub(super) struct Classes {
     pub classes: Vec<Class>,
@@ -219,6 +223,7 @@ fn blocks(kind: &Kind<'_>, spec: &Spec, lengths: &Lengths) -> Result<[u64; 2], P
 /// kind's kernels cannot read such pages.
 pub(super) fn overlaid(
     kinds: &[Kind<'_>],
+    scales: &[u64],
     lengths: &Lengths,
 ) -> Result<Option<Classes>, PlanError> {
     let Some(step) = slot_step(kinds) else {
@@ -259,7 +264,7 @@ pub(super) fn overlaid(
     for class in &mut classes {
         let smallest = std::mem::take(&mut class.choices[0].specs);
         class.choices.clear();
-        for times in 1..=LARGEST_SCALE {
+        for &times in scales {
             let members = || class.kinds.iter().map(|&kind| &kinds[kind]);
             let Some(specs) = scaled_together(members, &smallest, times) else {
                 continue;

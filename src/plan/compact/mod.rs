@@ -178,7 +178,9 @@ fn all_classes(
     let mut all = Vec::new();
     // Where the reference packs, packing may be taken for granted.
     if config.cross_layer_blocks || latent_tuples::is_shape(&whole.specs) {
-        all.extend(classes::overlaid(kinds, lengths)?);
+        for scales in classes::SCALES {
+            all.extend(classes::overlaid(kinds, scales, lengths)?);
+        }
     }
     if !config.cross_layer_blocks {
         for page in pages::worth_a_look(kinds, lengths) {
