@@ -201,6 +201,41 @@ TEST(Hpp, PlanConfigReachesThePlan) {
     EXPECT_EQ(kvpages::Plan::make(model, packed).tensor(0).block_stride_bytes, 1024u);
 }
 
+TEST(Hpp, PoliciesAreChosen) {
+    // 20 full layers and 30 sliding ones: 20, 15 and 15, or 10 in each group.
+    const auto backend = kvpages::Backend::preset(kvpages::Preset::flash_attention_nhd);
+    kvpages::AttentionSpec full;
+    full.num_kv_heads = 1;
+    full.head_size = 16;
+    kvpages::AttentionSpec sliding = full;
+    sliding.kind = kvpages::AttentionKind::sliding_window;
+    sliding.sliding_window = 64;
+    kvpages::Model model;
+    for (int i = 0; i < 50; ++i) {
+        model.add("layers." + std::to_string(i) + ".attn", i < 20 ? full : sliding, backend);
+    }
+    kvpages::PlanConfig config;
+    config.memory_bytes = 1 << 26;
+    config.max_model_len = 512;
+    config.max_tokens_in_flight = 16;
+    config.reserved_blocks = 1;
+    config.policy = kvpages::Policy::reference;
+    const auto reference = kvpages::Plan::make(model, config).worker();
+    EXPECT_EQ(reference.num_groups, 3u);
+    config.policy = kvpages::Policy::compact;
+    config.typical_len = 300;
+    const auto plan = kvpages::Plan::make(model, config);
+    EXPECT_EQ(plan.worker().num_groups, 5u);
+    EXPECT_EQ(plan.worker().num_tensors, 10u);
+    EXPECT_GT(plan.worker().capacity_tokens, reference.capacity_tokens);
+    const auto cache = kvpages::Cache::allocate(plan, kvpages::Memory::host());
+    EXPECT_EQ(cache.view("layers.0.attn").data, cache.view("layers.20.attn").data);
+    // Nothing may be counted twice: block 0 is kept although nobody says so.
+    config.reserved_blocks = 0;
+    EXPECT_EQ(kvpages::Plan::make(model, config).worker().capacity_tokens,
+              plan.worker().capacity_tokens);
+}
+
 TEST(Hpp, SpecsAndBackendsOfOnesOwn) {
     kvpages::StateSpec state;
     state.add(kvpages::Dtype::bf16, {3, 8}).add(kvpages::Dtype::f32, {2, 4});

@@ -116,7 +116,9 @@ unsafe fn stated_size<T: Extensible>(given: *const T) -> Result<usize, Failure> 
     input::aligned(given, T::NAME)?;
     // SAFETY: the first field, by the trait's and the caller's contract.
     let size = unsafe { given.cast::<usize>().read() };
-    if size < T::MIN_SIZE || size > MAX_SIZE {
+    // A compiler rounds a struct up to its alignment, so other sizes are mistakes, not older layouts.
+    let is_rounded = size.is_multiple_of(align_of::<T>());
+    if size < T::MIN_SIZE || size > MAX_SIZE || !is_rounded {
         return Err(Failure::invalid(
             "struct_size",
             format!(
@@ -163,6 +165,7 @@ mod tests {
         assert_eq!((newer.first, newer.second), (1, 2));
         assert!(read_from(&given(40, [1, 2, 0, 1])).is_err());
         assert!(read_from(&given(8, [1, 2, 0, 0])).is_err());
+        assert!(read_from(&given(23, [1, 2, 0, 0])).is_err());
         assert!(read_from(&given(1 << 20, [1, 2, 0, 0])).is_err());
     }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::contract::suits;
-use super::cost::Lengths;
+use super::cost::{Lengths, steps_far};
 use super::fit::{fit, in_blocks};
 use super::kinds::Kind;
 use super::search::Part;
@@ -15,12 +15,12 @@ use crate::plan::group::{WholeGroup, dealt};
 use crate::plan::pack::Packing;
 use crate::spec::{Family, Spec, SpecSet, merge};
 
-/// Blocks of so many times a kind's size are tried in packed blocks.
-const LARGEST_SCALE: u64 = 16;
-/// A scheduler steps by the least common multiple of all block sizes. One that is more than so many
-/// times the largest block finds next to no common prefixes.
-const LONGEST_STEP: u64 = 4;
-
+/// Blocks of so many times a kind's size are tried in packed blocks: any number, which fills blocks
+/// best, and numbers that keep a scheduler's step short.
+pub(super) const SCALES: [&[u64]; 2] = [
+    &[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16],
+    &[1, 2, 4, 8, 16, 32],
+];
 /// All kinds, in classes.
 pub(super) struct Classes {
     pub classes: Vec<Class>,
@@ -53,6 +53,14 @@ pub(super) struct Choice {
     pub blocks: [u64; 2],
     /// What each of the class's kinds stores.
     specs: Vec<Arc<Spec>>,
+}
+
+impl Classes {
+    /// Whether a scheduler would step far with blocks as a split has them.
+    pub fn step_far(&self, parts: &[Part]) -> bool {
+        let specs = self.classes.iter().zip(parts);
+        steps_far(specs.map(|(class, part)| &*class.choices[part.choice].specs[0]))
+    }
 }
 
 impl Class {
@@ -215,6 +223,7 @@ fn blocks(kind: &Kind<'_>, spec: &Spec, lengths: &Lengths) -> Result<[u64; 2], P
 /// kind's kernels cannot read such pages.
 pub(super) fn overlaid(
     kinds: &[Kind<'_>],
+    scales: &[u64],
     lengths: &Lengths,
 ) -> Result<Option<Classes>, PlanError> {
     let Some(step) = slot_step(kinds) else {
@@ -255,7 +264,7 @@ pub(super) fn overlaid(
     for class in &mut classes {
         let smallest = std::mem::take(&mut class.choices[0].specs);
         class.choices.clear();
-        for times in 1..=LARGEST_SCALE {
+        for &times in scales {
             let members = || class.kinds.iter().map(|&kind| &kinds[kind]);
             let Some(specs) = scaled_together(members, &smallest, times) else {
                 continue;
@@ -315,31 +324,4 @@ fn scaled_together<'k, 'a: 'k, I: Iterator<Item = &'k Kind<'a>>>(
         suits(&scaled, &backends, true).then(|| Arc::new(scaled))
     });
     scaled.collect()
-}
-
-/// Leaves out what would make a scheduler step too far, unless nothing else is left.
-pub(super) fn without_long_steps(all: Vec<Classes>) -> Vec<Classes> {
-    let (short, long): (Vec<Classes>, Vec<Classes>) =
-        all.into_iter().partition(|classes| !steps_far(classes));
-    match short.is_empty() {
-        true => long,
-        false => short,
-    }
-}
-
-fn steps_far(classes: &Classes) -> bool {
-    let mut largest = 1;
-    let mut step = 1;
-    for class in &classes.classes {
-        let spec = &class.choices[0].specs[0];
-        if spec.as_attention().is_none() {
-            continue;
-        }
-        largest = largest.max(spec.block_size());
-        match lcm("a scheduler's step", step, spec.block_size()) {
-            Ok(common) => step = common,
-            Err(_) => return true,
-        }
-    }
-    step > largest.saturating_mul(LONGEST_STEP)
 }

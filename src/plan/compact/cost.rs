@@ -1,9 +1,10 @@
 //! What makes a plan better than another one, and which are not good enough.
 
+use crate::num::lcm;
 use crate::plan::capacity::Capacity;
 use crate::plan::error::PlanError;
 use crate::plan::{Plan, PlanConfig};
-use crate::spec::Limits;
+use crate::spec::{Limits, Spec};
 
 /// The reference's groups are not counted as a merit above so many: a step's tables, slot mappings and
 /// builder calls then cost more than the memory saves.
@@ -16,6 +17,25 @@ const KEPT_FOR_FEWER_GROUPS: (u64, u64) = (3, 4);
 fn price_of_groups(groups: u64) -> f64 {
     let groups = groups as f64;
     1.0 + groups * groups / 6144.0
+}
+
+/// A scheduler steps by the least common multiple of all attention blocks. Where that is more than so
+/// many times the largest, it finds next to no common prefixes.
+const LONGEST_STEP: u64 = 4;
+
+/// Whether a scheduler would step far.
+pub(super) fn steps_far<'a>(specs: impl Iterator<Item = &'a Spec>) -> bool {
+    let mut largest = 1;
+    let mut step = 1;
+    for attention in specs.filter_map(Spec::as_attention) {
+        let block_size = attention.fields().block_size;
+        largest = largest.max(block_size);
+        match lcm("a scheduler's step", step, block_size) {
+            Ok(common) => step = common,
+            Err(_) => return true,
+        }
+    }
+    step > largest.saturating_mul(LONGEST_STEP)
 }
 
 /// The lengths that memory is saved for.
@@ -126,6 +146,7 @@ impl Floor {
 pub(super) struct Merit {
     /// The longest sequence: where it was fitted, a longer one is what the engine asked for.
     longest: u64,
+    steps_far: bool,
     cost: f64,
     groups: u64,
 }
@@ -141,13 +162,17 @@ impl Merit {
         let pool = weight(usable, bytes.unwrap_or(0), &plan.config);
         Merit {
             longest: plan.config.limits.max_model_len,
+            steps_far: plan.workers.first().is_some_and(|worker| {
+                steps_far(worker.groups.iter().map(|group| group.spec.first()))
+            }),
             cost: lengths.cost(blocks, pool, groups),
             groups,
         }
     }
 
     pub fn is_better_than(&self, other: &Merit) -> bool {
-        (other.longest, self.cost, self.groups) < (self.longest, other.cost, other.groups)
+        (other.longest, self.steps_far, self.cost, self.groups)
+            < (self.longest, other.steps_far, other.cost, other.groups)
     }
 }
 

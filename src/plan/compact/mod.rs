@@ -19,6 +19,8 @@
 mod classes;
 mod contract;
 mod cost;
+#[cfg(test)]
+mod exhaustive;
 mod fit;
 mod kinds;
 mod pages;
@@ -177,14 +179,16 @@ fn all_classes(
     let mut all = Vec::new();
     // Where the reference packs, packing may be taken for granted.
     if config.cross_layer_blocks || latent_tuples::is_shape(&whole.specs) {
-        all.extend(classes::overlaid(kinds, lengths)?);
+        for scales in classes::SCALES {
+            all.extend(classes::overlaid(kinds, scales, lengths)?);
+        }
     }
     if !config.cross_layer_blocks {
-        for page in pages::worth_a_look(kinds) {
+        for page in pages::worth_a_look(kinds, lengths) {
             all.extend(classes::of_page(kinds, page, lengths)?);
         }
     }
-    Ok(classes::without_long_steps(all))
+    Ok(all)
 }
 
 /// The best splits, best first, each with the number of the classes that it splits.

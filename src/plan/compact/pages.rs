@@ -1,5 +1,6 @@
 //! Page sizes that are worth a look, where all layers' pages are equally large.
 
+use super::cost::Lengths;
 use super::kinds::Kind;
 use crate::num::{lcm, round_up};
 use crate::plan::describe::brief;
@@ -8,12 +9,14 @@ use crate::spec::Spec;
 
 /// Multiples of each kind's page that are looked at.
 const MULTIPLES: u64 = 8;
+/// Blocks of a request so few that one more or less counts.
+const FEW_BLOCKS: u64 = 32;
 /// Pages larger than the largest layer's smallest page by more than this factor only waste.
 const LARGEST_FACTOR: u64 = 4;
 
 /// The sizes, smallest first. A best page is filled by some kind: were there room left in all, a
 /// smaller page would do.
-pub(super) fn worth_a_look(kinds: &[Kind<'_>]) -> Vec<u64> {
+pub(super) fn worth_a_look(kinds: &[Kind<'_>], lengths: &Lengths) -> Vec<u64> {
     let least = least_page(kinds);
     let Some(exact) = exact_step(kinds) else {
         return Vec::new();
@@ -33,6 +36,7 @@ pub(super) fn worth_a_look(kinds: &[Kind<'_>]) -> Vec<u64> {
             let target = least.checked_mul(factor)?;
             round_up("a page", target, one).ok()
         }));
+        filled.extend(fewer_blocks(kind, lengths, least..=most));
     }
     let steps = [exact, granule(kinds)];
     let mut pages: Vec<u64> = filled
@@ -49,6 +53,46 @@ pub(super) fn worth_a_look(kinds: &[Kind<'_>]) -> Vec<u64> {
     pages.sort_unstable();
     pages.dedup();
     pages
+}
+
+/// Pages in which a request of one of the lengths needs a block less than in any smaller one. Where it
+/// needs many, one less is no matter.
+fn fewer_blocks(
+    kind: &Kind<'_>,
+    lengths: &Lengths,
+    pages: std::ops::RangeInclusive<u64>,
+) -> Vec<u64> {
+    let one = kind.smallest.page().unpadded.max(1);
+    let block_size = kind.smallest.block_size().max(1);
+    let (fewest, most) = (pages.start().div_ceil(one), pages.end() / one);
+    let mut found = Vec::new();
+    for limits in lengths.limits() {
+        let blocks = |times: u64| {
+            let spec = kind
+                .smallest
+                .with_block_size(block_size.checked_mul(times)?);
+            spec.ok()?.blocks_per_request(&limits).ok()
+        };
+        let Some(least) = blocks(most).filter(|&blocks| blocks <= FEW_BLOCKS) else {
+            continue;
+        };
+        for wanted in least..=FEW_BLOCKS {
+            // Larger blocks are no more of them.
+            let (mut few_enough, mut below) = (most, fewest.saturating_sub(1));
+            while few_enough - below > 1 {
+                let middle = below + (few_enough - below) / 2;
+                match blocks(middle).is_some_and(|blocks| blocks <= wanted) {
+                    true => few_enough = middle,
+                    false => below = middle,
+                }
+            }
+            found.extend(one.checked_mul(few_enough));
+            if few_enough <= fewest {
+                break;
+            }
+        }
+    }
+    found
 }
 
 /// The largest of the smallest pages.

@@ -66,13 +66,16 @@ pub(super) struct Split {
     pub groups: u64,
     /// Whether a request of the longest sequence fits.
     pub fits: bool,
+    /// Whether a scheduler would step far with it.
+    pub steps_far: bool,
     /// What it costs.
     pub cost: f64,
 }
 
 impl Split {
     pub fn is_better_than(&self, other: &Split) -> bool {
-        (other.fits, self.cost, self.groups) < (self.fits, other.cost, other.groups)
+        (other.fits, self.steps_far, self.cost, self.groups)
+            < (self.fits, other.steps_far, other.cost, other.groups)
     }
 }
 
@@ -116,6 +119,7 @@ fn smallest_blocks(classes: &Classes) -> Split {
         groups: parts.iter().map(|part| part.groups).sum(),
         parts,
         fits: false,
+        steps_far: true,
         cost: f64::INFINITY,
     }
 }
@@ -262,6 +266,7 @@ fn weighed(
         parts: Vec::new(),
         groups,
         fits: blocks[1] <= usable,
+        steps_far: classes.step_far(parts),
         cost: lengths.cost(blocks, weight(usable, largest, pool.config), groups),
     })
 }

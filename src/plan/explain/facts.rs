@@ -393,7 +393,7 @@ fn target(worker: &WorkerPlan, page: u64) -> String {
         });
     match layer {
         Some(layer) => format!("{page} bytes, the page of {layer}"),
-        None => format!("{page} bytes, the largest page of the model"),
+        None => format!("{page} bytes, the common page of the model"),
     }
 }
 
