@@ -28,11 +28,7 @@ fn attention_kind(
 ) -> Kind {
     let contract = Contract {
         alignment,
-        index_width: if narrow {
-            IndexWidth::Bits32
-        } else {
-            IndexWidth::Bits64
-        },
+        index_width: index_width(narrow),
         ..preset.contract().unwrap()
     };
     let is_latent = matches!(preset, Preset::TritonMla | Preset::FlashMla);
@@ -59,7 +55,7 @@ fn attention_kind(
     }
 }
 
-fn state_kind(elements: u64) -> Kind {
+fn state_kind(elements: u64, alignment: u64, narrow: bool) -> Kind {
     let fields = StateFields {
         kind: StateKind::Mamba2,
         block_size: 64,
@@ -70,9 +66,21 @@ fn state_kind(elements: u64) -> Kind {
         cache_mode: StateCacheMode::None,
         num_speculative_blocks: 0,
     };
+    let contract = Contract {
+        alignment,
+        index_width: index_width(narrow),
+        ..Preset::Mamba2.contract().unwrap()
+    };
     Kind {
         spec: Spec::State(State::new(fields).unwrap()),
-        backend: Arc::new(Preset::Mamba2.backend().unwrap()),
+        backend: Arc::new(Backend::new(contract).unwrap()),
+    }
+}
+
+fn index_width(narrow: bool) -> IndexWidth {
+    match narrow {
+        true => IndexWidth::Bits32,
+        false => IndexWidth::Bits64,
     }
 }
 
@@ -102,9 +110,11 @@ fn any_kind() -> impl Strategy<Value = Kind> {
     let window = prop::option::of(prop::sample::select(vec![40u64, 512]));
     let attention = (contract, sizes, (window, any::<bool>()))
         .prop_map(|(contract, sizes, more)| attention_kind(contract, sizes, more));
+    let alignment = prop::sample::select(vec![1u64, 1, 256]);
+    let state = (8u64..20_000, alignment, prop::bool::weighted(0.1));
     prop_oneof![
         5 => attention,
-        1 => (8u64..20_000).prop_map(state_kind),
+        1 => state.prop_map(|(elements, alignment, narrow)| state_kind(elements, alignment, narrow)),
     ]
 }
 
@@ -190,6 +200,40 @@ proptest! {
             if !cross && layers.iter().all(alone) {
                 prop_assert!(!error.starts_with("laid out"), "{error}");
             }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(100))]
+
+    /// A change that an explanation names breaks no contract, and gives what it promised.
+    #[test]
+    fn what_is_advised_can_be_laid_out(
+        layers in prop::collection::vec(any_kind(), 1..4).prop_flat_map(|kinds| {
+            prop::collection::vec(prop::sample::select(kinds), 1..14)
+        }),
+        memory in 1i64 << 24..1i64 << 34,
+        own_policy in any::<bool>(),
+        cross in prop::bool::weighted(0.2),
+    ) {
+        let policy = if own_policy { Policy::Compact } else { Policy::Reference };
+        let asked = config(policy, cross, false);
+        let workers = [Worker { model: model_of(&layers), memory_bytes: memory }];
+        let Ok(own) = plan(&workers, &asked) else { return Ok(()) };
+        let Some(advice) = own.cheapest_change() else { return Ok(()) };
+        let (changed_workers, changed) = advice.change.applied(&workers, &asked).unwrap();
+        let changed = plan(&changed_workers, &changed).unwrap();
+        let counted = changed.capacity_of(advice.len).unwrap();
+        prop_assert_eq!(counted.tokens() as u64, advice.tokens);
+        if let Err(error) = Blueprint::of(&changed.workers[0]) {
+            // What no change mends is not the change's fault.
+            let alone = |layer: usize| {
+                // Not so much that a narrow index ends.
+                let config = config(Policy::Reference, false, false);
+                laid_out(&layers[layer..=layer], 1 << 28, &config).is_ok()
+            };
+            prop_assert!(!(0..layers.len()).all(alone), "{} {error}", advice);
         }
     }
 }

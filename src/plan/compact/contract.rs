@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use crate::backend::{Backend, select_kernel_block_size};
+use crate::backend::{Axis, Backend, Layout, select_kernel_block_size};
 use crate::model::{Layer, Model};
 use crate::plan::describe::brief;
 use crate::plan::{Plan, WorkerPlan, reach};
@@ -150,8 +150,16 @@ fn slot_is_aligned(worker: &WorkerPlan, layer: usize, backend: &Backend) -> bool
     slot.is_none_or(|slot| (slot.offset | slot.block_stride).is_multiple_of(alignment))
 }
 
+/// Whether there may be something between two pages of a layer. One dimension of blocks and of something
+/// inside them has one stride, so not even kernels that are given it could.
 fn follows_block_stride(backend: &Backend) -> bool {
-    backend.contract().follows_block_stride
+    let contract = backend.contract();
+    let fused = |layout: &Layout| {
+        let block = layout.dim_of(Axis::Block).map(|dim| &layout.dims()[dim]);
+        block.is_some_and(|axes| axes.len() > 1)
+    };
+    let others = contract.quantised_layouts.iter().map(|(_, layout)| layout);
+    contract.follows_block_stride && !contract.layout.iter().chain(others).any(fused)
 }
 
 /// Kernel blocks of one block; compressed layers are not split.
