@@ -188,7 +188,7 @@ impl Reshard {
                     let of_layer = layer_patterns(holders, &target).map_err(failed)?;
                     patterns.extend(of_layer);
                 } else {
-                    check_sharer(holders, &target).map_err(failed)?;
+                    check_sharer(&sources_of, holders, &target).map_err(failed)?;
                 }
             }
         }
@@ -329,12 +329,19 @@ impl<'a> Groups<'a> {
 }
 
 /// A layer that shares must find in its owner's pages what its own would hold.
-fn check_sharer(holders: &[OfRank<'_>], target: &OfRank<'_>) -> Described<()> {
-    let owner = &target.of.layers[target.layer.owner_layer as usize].name;
+fn check_sharer(
+    sources_of: &HashMap<&str, Vec<OfRank<'_>>>,
+    holders: &[OfRank<'_>],
+    target: &OfRank<'_>,
+) -> Described<()> {
+    let owner = target.of.layers[target.layer.owner_layer as usize]
+        .name
+        .as_str();
+    let of_owners = sources_of.get(owner).map_or(&[][..], Vec::as_slice);
     for holder in holders {
-        let of_owner = holder.of.layers.iter().find(|layer| layer.name == *owner);
-        let same =
-            of_owner.is_some_and(|of_owner| of_owner.owner_layer == holder.layer.owner_layer);
+        let same = of_owners.iter().any(|of_owner| {
+            of_owner.rank == holder.rank && of_owner.layer.owner_layer == holder.layer.owner_layer
+        });
         if !same {
             return Err(format!(
                 "it shares the pages of {owner}, and on source {} it does not",
