@@ -463,10 +463,10 @@ fn check_same_rows(from: &Attention, to: &Attention, rank: usize) -> Described<(
     ] {
         same(what, rank, from, to)?;
     }
-    let at_end = |stored: &Attention| stored.page_end_scale_bytes > 0;
-    if at_end(from) != at_end(to) {
+    let scales = |stored: &Attention| (stored.scale_dtype, stored.page_end_scale_bytes > 0);
+    if scales(from) != scales(to) {
         return Err(format!(
-            "source {rank} and the target have scales at different places"
+            "source {rank} and the target have scales of different types or at different places"
         ));
     }
     Ok(())
