@@ -24,12 +24,6 @@ impl From<Overflow> for Problem {
     }
 }
 
-impl From<AuditError> for Problem {
-    fn from(error: AuditError) -> Problem {
-        Problem(error.to_string())
-    }
-}
-
 type Checked = Result<(), Problem>;
 
 impl Descriptor {
@@ -152,6 +146,7 @@ impl Descriptor {
         let ratio = stored.kernel_blocks();
         let kernel_blocks = product("the kernel blocks", [self.max_blocks, ratio])?;
         let block_dim = Dim {
+            name: "kernel_block_stride_elements",
             count: kernel_blocks,
             stride: stored.kernel_block_stride_elements,
         };
@@ -200,10 +195,12 @@ impl Descriptor {
             }
             let dims = [
                 Dim {
+                    name: "pages.block_step_bytes",
                     count: self.max_blocks,
                     stride: pages.block_step_bytes / bytes,
                 },
                 Dim {
+                    name: "a state",
                     count: size / bytes,
                     stride: 1,
                 },
@@ -281,14 +278,17 @@ fn check_pages(pages: &Pages, max_blocks: u64, allocation: u64) -> Checked {
     most("pages.content_bytes", pages.content_bytes, page)?;
     let dims = [
         Dim {
+            name: "pages.run_step_bytes",
             count: pages.num_runs,
             stride: pages.run_step_bytes,
         },
         Dim {
+            name: "pages.block_step_bytes",
             count: max_blocks,
             stride: pages.block_step_bytes,
         },
         Dim {
+            name: "a run",
             count: pages.run_bytes,
             stride: 1,
         },
@@ -337,6 +337,8 @@ fn check_scales(stored: &Attention) -> Checked {
 /// A number of places at a distance.
 #[derive(Clone, Copy)]
 struct Dim {
+    /// The key of the distance.
+    name: &'static str,
     count: u64,
     stride: u64,
 }
@@ -366,18 +368,22 @@ fn row_dims(stored: &Attention) -> Result<Vec<Dim>, Problem> {
     };
     Ok(vec![
         Dim {
+            name: "slot_stride_elements",
             count: stored.kernel_block_slots,
             stride: stored.slot_stride_elements,
         },
         Dim {
+            name: "value_offset_elements",
             count: kv,
             stride: stored.value_offset_elements,
         },
         Dim {
+            name: "head_stride_elements",
             count: stored.num_kv_heads,
             stride: stored.head_stride_elements,
         },
         Dim {
+            name: "content_stride_elements",
             count: content,
             stride: stored.content_stride_elements,
         },
@@ -437,19 +443,36 @@ fn check_rows_are_in_pages(
     Ok(())
 }
 
-/// The proof of a view, for numbers that may be too large for one.
+/// The proof of a view, for numbers that may be too large for one, and in the descriptor's words.
 fn prove(dims: &[Dim], offset: u64, element_bytes: u64, allocation: u64) -> Checked {
     let mut shape = Vec::with_capacity(dims.len());
     let mut strides = Vec::with_capacity(dims.len());
     for dim in dims {
-        for value in [dim.count, dim.stride] {
-            most("a size or stride", value, MAX)?;
-        }
-        shape.push(dim.count as i64);
+        most(dim.name, dim.stride, MAX)?;
+        let count = product("a number of places", [dim.count])?;
+        shape.push(count as i64);
         strides.push(dim.stride as i64);
     }
-    audit(&shape, &strides, offset, element_bytes, allocation)?;
-    Ok(())
+    match audit(&shape, &strides, offset, element_bytes, allocation) {
+        Ok(_) => Ok(()),
+        Err(AuditError::Overlaps { dim, stride, inner }) => Err(format!(
+            "{} is {stride}, but what lies in between takes {inner}",
+            dims[dim].name
+        )
+        .into()),
+        Err(AuditError::OutOfBounds { end, allocation }) => Err(format!(
+            "its blocks reach byte {end} of an allocation of {allocation} bytes"
+        )
+        .into()),
+        Err(AuditError::Misaligned {
+            offset,
+            element_bytes,
+        }) => Err(format!(
+            "it starts at byte {offset}, which is not a multiple of its {element_bytes}-byte elements"
+        )
+        .into()),
+        Err(error) => Err(error.to_string().into()),
+    }
 }
 
 fn at(place: impl Into<String>, check: impl FnOnce() -> Checked) -> Result<(), DescriptorError> {
@@ -840,7 +863,7 @@ mod tests {
             ),
             (
                 |of| pages(of).offset_bytes = 2,
-                "layer rows: the view reaches byte 290 of an allocation of 288 bytes",
+                "layer rows: its blocks reach byte 290 of an allocation of 288 bytes",
             ),
             (
                 |of| pages(of).offset_bytes = u64::MAX,
@@ -848,11 +871,11 @@ mod tests {
             ),
             (
                 |of| pages(of).block_step_bytes = 47,
-                "layer rows: dimension 1 steps by 47",
+                "layer rows: pages.block_step_bytes is 47, but what lies in between takes 48",
             ),
             (
                 |of| of.allocations[0].size_bytes = 287,
-                "layer rows: the view reaches byte 288 of an allocation of 287",
+                "layer rows: its blocks reach byte 288 of an allocation of 287",
             ),
             (
                 |of| of.layers[0].states = Some(Vec::new()),
@@ -900,7 +923,7 @@ mod tests {
             ),
             (
                 |of| rows(of).head_stride_elements = 2,
-                "layer rows: dimension 3 steps by 2",
+                "layer rows: head_stride_elements is 2, but what lies in between takes 3",
             ),
             (
                 |of| rows(of).slot_stride_elements = 1 << 62,
@@ -908,19 +931,19 @@ mod tests {
             ),
             (
                 |of| rows(of).slot_stride_elements = u64::MAX,
-                "layer rows: a size or stride is",
+                "layer rows: slot_stride_elements is 18446744073709551615",
             ),
             (
                 |of| rows(of).slot_stride_elements = 10_000,
-                "layer rows: the view reaches byte 20276 of an allocation of 288",
+                "layer rows: its blocks reach byte 20276 of an allocation of 288",
             ),
             (
                 |of| rows(of).value_offset_elements = 73,
-                "layer rows: the view reaches byte 290",
+                "layer rows: its blocks reach byte 290",
             ),
             (
                 |of| rows(of).value_offset_elements = 71,
-                "layer rows: dimension 2 steps by 71",
+                "layer rows: value_offset_elements is 71, but what lies in between takes 72",
             ),
             (
                 |of| state(of, 1).offset_bytes = 22,
@@ -928,7 +951,7 @@ mod tests {
             ),
             (
                 |of| state(of, 1).offset_bytes = 25,
-                "layer states: the view starts at byte 25, which is not a multiple",
+                "layer states: it starts at byte 25, which is not a multiple",
             ),
             (
                 |of| state(of, 0).shape = vec![25],
