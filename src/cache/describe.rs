@@ -194,7 +194,8 @@ fn pages_of(runs: BlockRuns, content_bytes: u64) -> Pages {
         run_bytes: runs.span_bytes,
         run_step_bytes: match runs.runs {
             1 => 0,
-            _ => runs.run_step_bytes,
+            // A cache without blocks has its strides as of one.
+            _ => runs.run_step_bytes.max(runs.span_bytes),
         },
         // Runs are a page cut in equal pieces.
         page_bytes: runs.runs.saturating_mul(runs.span_bytes),
@@ -902,10 +903,27 @@ mod tests {
                 assert_eq!(copy.source.rank, copy.target.rank);
             }
             let error = text(&same, &of(&on(1, keys_first), change));
-            assert!(error.contains("can only move as a whole"), "{error}");
+            assert!(error.contains("pages can only move as a whole"), "{error}");
+        }
+        // Pages in several runs: keys first, alone in their allocations.
+        let spread = Side {
+            is_packed: false,
+            ..on(1, 1)
+        };
+        let same = of(&spread, nvfp4);
+        let pages = same[0].descriptor.layers[0].pages;
+        assert_eq!(pages.num_runs, 2);
+        let there = reshard(&same, &same).unwrap();
+        let moves = [BlockMove {
+            group: 0,
+            source: 0,
+            target: 1,
+        }];
+        for copy in there.copies(&moves).unwrap() {
+            assert_eq!((copy.run_bytes, copy.num_dims), (pages.run_bytes, 1));
         }
         let error = text(&of(&on(1, keys_first), nvfp4), &of(&on(1, nhd), nvfp4));
-        assert!(error.contains("can only move as a whole"), "{error}");
+        assert!(error.contains("pages can only move as a whole"), "{error}");
         let error = text(
             &of(&on(1, keys_first), inline),
             &of(&on(1, keys_first), at_end),

@@ -63,7 +63,7 @@ impl Descriptor {
     }
 
     fn check_numbers(&self) -> Checked {
-        within("max_blocks", self.max_blocks, 1, MAX_BLOCKS)?;
+        most("max_blocks", self.max_blocks, MAX_BLOCKS)?;
         most("num_blocks", self.num_blocks, self.max_blocks)?;
         if !self.alignment_bytes.is_power_of_two() || self.alignment_bytes > MAX {
             let given = self.alignment_bytes;
@@ -82,12 +82,20 @@ impl Descriptor {
         Ok(())
     }
 
+    /// Of a cache without blocks, what one would be is proven: strides are used before blocks are.
+    fn proven_blocks(&self) -> u64 {
+        self.max_blocks.max(1)
+    }
+
     fn check_layer(&self, number: usize, layer: &Layer) -> Checked {
         below("group", layer.group, self.groups.len())?;
         below("allocation", layer.allocation, self.allocations.len())?;
         below("owner_layer", layer.owner_layer, self.layers.len())?;
-        let allocation = self.allocations[layer.allocation as usize].size_bytes;
-        check_pages(&layer.pages, self.max_blocks, allocation)?;
+        let allocation = match self.max_blocks {
+            0 => MAX,
+            _ => self.allocations[layer.allocation as usize].size_bytes,
+        };
+        check_pages(&layer.pages, self.proven_blocks(), allocation)?;
         match (&layer.attention, &layer.states) {
             (Some(_), Some(_)) => return Err(problem("it has both attention and states")),
             (Some(attention), None) => self.check_attention(layer, attention, allocation)?,
@@ -144,7 +152,7 @@ impl Descriptor {
         check_scales(stored)?;
         let dims = row_dims(stored)?;
         let ratio = stored.kernel_blocks();
-        let kernel_blocks = product("the kernel blocks", [self.max_blocks, ratio])?;
+        let kernel_blocks = product("the kernel blocks", [self.proven_blocks(), ratio])?;
         let block_dim = Dim {
             name: "kernel_block_stride_elements",
             count: kernel_blocks,
@@ -164,7 +172,7 @@ impl Descriptor {
             )
             .into());
         }
-        check_rows_are_in_pages(stored, &dims, pages, self.max_blocks)
+        check_rows_are_in_pages(stored, &dims, pages, self.proven_blocks())
     }
 
     fn check_states(&self, pages: &Pages, states: &[State], allocation: u64) -> Checked {
@@ -196,7 +204,7 @@ impl Descriptor {
             let dims = [
                 Dim {
                     name: "pages.block_step_bytes",
-                    count: self.max_blocks,
+                    count: self.proven_blocks(),
                     stride: pages.block_step_bytes / bytes,
                 },
                 Dim {
@@ -722,6 +730,13 @@ mod tests {
             assert_eq!(of.check(), Ok(()));
             assert_eq!(harm(&of), None);
         }
+        let mut empty = descriptor(false);
+        empty.max_blocks = 0;
+        empty.num_blocks = 0;
+        empty.allocations.iter_mut().for_each(|a| a.size_bytes = 0);
+        assert_eq!(empty.check(), Ok(()));
+        assert!(empty.block_runs(0, 0).is_err());
+        assert!(empty.row(0, 0, 0, 0, Part::Key).is_err());
     }
 
     proptest! {
@@ -766,8 +781,8 @@ mod tests {
         }
         let cases: &[(Change, &str)] = &[
             (
-                |of| of.max_blocks = 0,
-                "the descriptor: max_blocks is 0; it must be 1 to 2147483647",
+                |of| of.max_blocks = 1 << 31,
+                "the descriptor: max_blocks is 2147483648; it must be 0 to 2147483647",
             ),
             (
                 |of| of.num_blocks = 4,

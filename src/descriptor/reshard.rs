@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 
 use super::strided::{Place, Step, StridedCopy};
-use super::{Attention, Descriptor, DescriptorError, Layer};
+use super::{Attention, Descriptor, DescriptorError, Layer, Pages};
 use crate::num::{Overflow, product};
 
 /// How blocks of some ranks become blocks of others.
@@ -385,7 +385,7 @@ fn layer_patterns(holders: &[OfRank<'_>], target: &OfRank<'_>) -> Described<Vec<
         let heads = heads.min(first + stored.num_kv_heads - head);
         let (holder, from_stored, from_first) = from;
         if whole {
-            check_same_page(from_stored, stored, *from_first == first)?;
+            check_same_page(holder, target)?;
             patterns.push(page_pattern(holder, target)?);
         } else {
             let part = HeadRange {
@@ -531,50 +531,71 @@ fn the_same_rank<'h, 'a>(
     })
 }
 
-fn check_same_page(from: &Attention, to: &Attention, same_heads: bool) -> Described<()> {
-    let placed = |stored: &Attention| Attention {
-        // Of a page in one piece nothing else says where its next kernel block is.
-        kernel_block_stride_elements: match stored.kernel_blocks() {
-            1 => 0,
-            _ => stored.kernel_block_stride_elements,
-        },
-        ..stored.clone()
+/// Whether every row has the same place in both pages, of the same heads.
+fn check_same_page(from: &OfRank<'_>, to: &OfRank<'_>) -> Described<()> {
+    let placed = |of: &OfRank<'_>| {
+        let stored = of.layer.attention.clone()?;
+        let strides = [
+            // Of a page of one kernel block this is where the next block is.
+            match stored.kernel_blocks() {
+                1 => 0,
+                _ => stored.kernel_block_stride_elements,
+            },
+            stored.slot_stride_elements,
+            stored.head_stride_elements,
+            stored.content_stride_elements,
+            stored.value_offset_elements,
+        ];
+        let bytes = stored.dtype.bytes();
+        let in_page = strides.map(|stride| place_in_page(&of.layer.pages, stride, bytes));
+        let of_rank = (stored.num_kv_heads, stored.first_model_kv_head);
+        Some((in_page, of_rank, stored.kernel_block_slots))
     };
-    if !same_heads || placed(from) != placed(to) {
-        return Err(format!(
-            "pages of {} with scales of their own place can only move as a whole, so heads and layout must be the same",
-            to.format.name()
-        ));
+    if placed(from) != placed(to) {
+        return Err(
+            "its kernels have an order of their own in a page, so pages can only move as a whole: heads and layout must be the same"
+                .to_owned(),
+        );
     }
     Ok(())
 }
 
-/// All of a page in one piece.
+/// A stride as runs and bytes of one: how far runs are apart depends on the number of blocks.
+fn place_in_page(pages: &Pages, stride: u64, element_bytes: u64) -> (u64, u64) {
+    let bytes = stride.saturating_mul(element_bytes);
+    match pages.run_step_bytes {
+        0 => (0, bytes),
+        run_step => (bytes / run_step, bytes % run_step),
+    }
+}
+
+/// All of a page.
 fn page_pattern(from: &OfRank<'_>, to: &OfRank<'_>) -> Described<Pattern> {
     let (source, target) = (&from.layer.pages, &to.layer.pages);
-    let kinds = (from.layer.attention.is_some(), from.layer.states.is_some());
-    if kinds != (to.layer.attention.is_some(), to.layer.states.is_some()) {
+    let kinds = |of: &OfRank<'_>| (of.layer.attention.is_some(), of.layer.states.is_some());
+    if kinds(from) != kinds(to) {
         return Err(format!(
             "source {} keeps something else in its pages",
             from.rank
         ));
     }
-    same(
-        "a page has bytes",
-        from.rank,
-        source.page_bytes,
-        target.page_bytes,
-    )?;
-    same(
-        "a page has bytes of content",
-        from.rank,
-        source.content_bytes,
-        target.content_bytes,
-    )?;
-    if source.num_runs != 1 || target.num_runs != 1 {
-        return Err("its pages are in several runs".to_owned());
+    for (what, source, target) in [
+        ("a page has bytes", source.page_bytes, target.page_bytes),
+        (
+            "a page has bytes of content",
+            source.content_bytes,
+            target.content_bytes,
+        ),
+        ("a page has runs", source.num_runs, target.num_runs),
+    ] {
+        same(what, from.rank, source, target)?;
     }
-    Ok(pattern(from, to, 0, 0, source.page_bytes, &[]))
+    let runs = Step {
+        count: source.num_runs,
+        source_bytes: source.run_step_bytes,
+        target_bytes: target.run_step_bytes,
+    };
+    Ok(pattern(from, to, 0, 0, source.run_bytes, &[runs]))
 }
 
 fn state_patterns(from: &OfRank<'_>, to: &OfRank<'_>) -> Described<Vec<Pattern>> {
