@@ -198,6 +198,7 @@ void write_state(const Cache& cache, const Plan& plan, const std::string& name,
 void check_alone(const Plan& plan, const Writer& writer, bool scales_at_end = false) {
     const Cache c = cache(plan);
     expect_descriptor_of_views(c);
+    expect_reshards_to_itself(c);
     Image image(c);
     write(c, plan, writer, false, scales_at_end, every_block, image);
     EXPECT_EQ(image.difference(), "");
@@ -396,6 +397,7 @@ TEST(Bytes, LayersOfSeveralGroupsInOneTensor) {
             const Plan p = plan_from(m, parts);
             const Cache c = cache(p);
             expect_descriptor_of_views(c);
+            expect_reshards_to_itself(c);
             Image image(c);
             // A block belongs to one group at a time.
             const Chosen turns = [&layouts](std::int64_t block, std::size_t group) {
@@ -450,6 +452,7 @@ TEST(Bytes, PackedSlots) {
             const Plan p = plan_from(m, parts);
             const Cache c = cache(p);
             expect_descriptor_of_views(c);
+            expect_reshards_to_itself(c);
             ASSERT_EQ(kvpages_cache_num_allocations(c.get()), 1u);
             Image image(c);
             const Chosen turns = [](std::int64_t block, std::size_t group) {
@@ -491,6 +494,7 @@ TEST(Bytes, StatesBesideAttention) {
                 EXPECT_EQ(worker_info(p).needs_zeroing, 1u);
                 const Cache c = cache(p);
                 expect_descriptor_of_views(c);
+                expect_reshards_to_itself(c);
                 Image image(c);
                 const Chosen turns = [](std::int64_t block, std::size_t group) {
                     return static_cast<std::size_t>(block) % 2 == group;
@@ -613,6 +617,7 @@ TEST(Bytes, ReportedStepsAreThoseOfTheBytes) {
         const Plan p = plan_of_blocks(m, 3);
         const Cache c = cache(p);
         expect_descriptor_of_views(c);
+        expect_reshards_to_itself(c);
         const ExpectedLayer wanted(pages_of(p, "layer"), AxisLayout(layout.layout, layout.order),
                                    false);
         const kvpages_view_report proven = report(c, "layer");

@@ -425,6 +425,7 @@ void allocate_and_check(const RandomModel& made, const Plan& plan) {
     const Memory memory = adopted_memory(buffer(), buffer_bytes);
     const Cache c = cache(plan, memory);
     expect_descriptor_of_views(c);
+    expect_reshards_to_itself(c);
     check(made, plan, c);
 }
 

@@ -146,6 +146,37 @@ inline void expect_descriptor_of_views(const Cache& cache) {
     }
 }
 
+// A cache is its own target: the copies of every group stay inside its allocations.
+inline void expect_reshards_to_itself(const Cache& cache) {
+    kvpages_descriptor_config of_rank = KVPAGES_DESCRIPTOR_CONFIG_INIT;
+    of_rank.tensor_parallel_size = 1;
+    const Descriptor d = descriptor_of(descriptor_json(cache, &of_rank));
+    kvpages_descriptor_info info = KVPAGES_DESCRIPTOR_INFO_INIT;
+    must(kvpages_descriptor_get_info(d.get(), &info));
+    const kvpages_descriptor* const itself[] = {d.get()};
+    kvpages_reshard_config config = KVPAGES_RESHARD_CONFIG_INIT;
+    config.sources = itself;
+    config.targets = itself;
+    config.num_sources = 1;
+    config.num_targets = 1;
+    kvpages_reshard* raw = nullptr;
+    must(kvpages_reshard_create(&config, &raw));
+    const Reshard reshard(raw);
+    std::vector<kvpages_allocation> allocations;
+    for (std::size_t i = 0; i < kvpages_cache_num_allocations(cache.get()); ++i) {
+        allocations.push_back(allocation(cache, i));
+    }
+    const kvpages_rank_memory memory{allocations.data(), allocations.size()};
+    for (std::uint64_t group = 0; group < info.num_groups; ++group) {
+        const auto last = static_cast<std::int32_t>(info.num_blocks) - 1;
+        const kvpages_block_move moved{group, last, 0};
+        std::size_t count = 0;
+        std::vector<kvpages_strided_copy> copies(1000);
+        must(kvpages_reshard_copy_copies(raw, &moved, 1, copies.data(), copies.size(), &count));
+        must(kvpages_copy_strided(copies.data(), count, &memory, 1, &memory, 1));
+    }
+}
+
 }  // namespace support
 
 #endif
