@@ -152,9 +152,10 @@ void check_states(const Cache& cache, const Descriptor& descriptor, const std::s
                 unsigned char wanted[8];
                 value_of(number, at, bytes, wanted);
                 std::memcpy(element(tensor, index), wanted, static_cast<std::size_t>(bytes));
-                const unsigned char* there = memory.data(static_cast<std::size_t>(runs[0].allocation)) +
-                                             runs[0].offset_bytes + of_state.offset_bytes +
-                                             count++ * bytes;
+                const unsigned char* page =
+                    memory.data(static_cast<std::size_t>(runs[0].allocation)) +
+                    runs[0].offset_bytes;
+                const unsigned char* there = page + of_state.offset_bytes + count++ * bytes;
                 ASSERT_EQ(std::memcmp(there, wanted, static_cast<std::size_t>(bytes)), 0);
             });
             ASSERT_EQ(count * bytes, of_state.size_bytes);
@@ -331,7 +332,8 @@ TEST(Descriptor, PackedSharedStatesAndPagesThatNobodyReads) {
         Parts parts;
         parts.num_blocks = 3;
         parts.groups = {{{"a", "mute"}, 0}, {{"b", "c"}, 0}};
-        parts.tensors = {{3 * 2 * page, {"a", "b"}, 0, 2 * page}, {3 * 2 * page, {"mute"}, page, 2 * page}};
+        parts.tensors = {{3 * 2 * page, {"a", "b"}, 0, 2 * page},
+                         {3 * 2 * page, {"mute"}, page, 2 * page}};
         const Plan plan = plan_from(m, parts);
         const Cache c = cache(plan);
         const std::string layout = "block | head | token | kv*content";

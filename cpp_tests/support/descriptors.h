@@ -73,8 +73,8 @@ inline kvpages_row row_of(const Descriptor& descriptor, std::size_t layer, std::
     return row;
 }
 
-// A cache's descriptor went through text and back and has every layer where its views are: the runs of
-// the first and the last block, the keys and values at the corners of both, the states.
+// A cache's descriptor went through text and back and has every layer where its views are: the runs
+// of the first and the last block, the keys and values at the corners of both, the states.
 inline void expect_descriptor_of_views(const Cache& cache) {
     const std::string json = descriptor_json(cache);
     const Descriptor d = descriptor_of(json);
