@@ -310,7 +310,7 @@ fn states(spec: &spec::State) -> Vec<State> {
 mod tests {
     use super::*;
     use crate::backend::{Backend, Contract, KernelBlockSize, Layout, Preset};
-    use crate::descriptor::{BlockMove, Part, Reshard, ReshardError, StridedCopy};
+    use crate::descriptor::{BlockMove, Reshard, ReshardError, RowPart, StridedCopy};
     use crate::model::Model;
     use crate::plan::{PartGroup, PartTensor, Parts, plan_from_parts};
     use crate::spec::AttentionFields;
@@ -646,7 +646,7 @@ mod tests {
                     let runs: Vec<_> = read.block_runs(number, block).unwrap().collect();
                     let stored = read.layers[number].attention.as_ref().unwrap();
                     let bytes = stored.dtype.bytes();
-                    for part in [Part::Key, Part::Value] {
+                    for part in [RowPart::Key, RowPart::Value] {
                         for slot in 0..stored.block_slots {
                             for head in 0..stored.num_kv_heads {
                                 let row = read.row(number, block, slot, head, part).unwrap();
@@ -696,7 +696,7 @@ mod tests {
                     let rows = read.layers[number].attention.clone().unwrap();
                     for slot in [0, rows.block_slots - 1] {
                         for head in [0, rows.num_kv_heads - 1] {
-                            let Ok(row) = read.row(number, block, slot, head, Part::Value) else { continue };
+                            let Ok(row) = read.row(number, block, slot, head, RowPart::Value) else { continue };
                             let last = (row.num_elements + row.scale_elements - 1) * row.stride_elements;
                             let end = row.offset_bytes + (last + 1) * rows.dtype.bytes();
                             prop_assert!(end <= read.allocations[row.allocation as usize].size_bytes);
@@ -968,7 +968,7 @@ mod tests {
         });
         assert_eq!(
             text(&apart, &from),
-            "layers a and b are of one group on the targets, but not everywhere; one block number cannot mean both"
+            "layers a and b are of one group on the targets, but not on the sources; one block number cannot mean both"
         );
         // The other way each group is a part of one.
         assert!(reshard(&from, &apart).is_ok());

@@ -516,7 +516,7 @@ fn within(name: &str, value: u64, least: u64, most: u64) -> Checked {
 mod tests {
     use super::*;
     use crate::descriptor::{
-        Allocation, ContextParallel, Format, Group, Part, TensorParallel, VERSION,
+        Allocation, ContextParallel, Format, Group, RowPart, TensorParallel, VERSION,
     };
     use crate::dtype::Dtype;
     use proptest::prelude::*;
@@ -703,7 +703,7 @@ mod tests {
             let bytes = rows.dtype.bytes();
             for slot in 0..rows.block_slots {
                 for head in 0..rows.num_kv_heads {
-                    for part in [Part::Key, Part::Value] {
+                    for part in [RowPart::Key, RowPart::Value] {
                         let Ok(row) = of.row(number, block, slot, head, part) else {
                             continue;
                         };
@@ -736,7 +736,7 @@ mod tests {
         empty.allocations.iter_mut().for_each(|a| a.size_bytes = 0);
         assert_eq!(empty.check(), Ok(()));
         assert!(empty.block_runs(0, 0).is_err());
-        assert!(empty.row(0, 0, 0, 0, Part::Key).is_err());
+        assert!(empty.row(0, 0, 0, 0, RowPart::Key).is_err());
     }
 
     proptest! {

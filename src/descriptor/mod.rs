@@ -19,9 +19,9 @@ mod json;
 mod reshard;
 mod strided;
 
-pub use address::{Part, Row, Run};
+pub use address::{Row, RowPart, Run};
 pub use reshard::{BlockMove, Reshard, ReshardError};
-pub use strided::{MAX_DIMS, Place, Step, StridedCopy};
+pub use strided::{Location, MAX_DIMS, Step, StridedCopy};
 
 use serde::{Deserialize, Serialize};
 

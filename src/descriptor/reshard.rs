@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 
-use super::strided::{Place, Step, StridedCopy};
+use super::strided::{Location, Step, StridedCopy};
 use super::{Attention, Descriptor, DescriptorError, Layer, Pages};
 use crate::num::{Overflow, product};
 
@@ -65,17 +65,15 @@ pub enum ReshardError {
         /// What is in the way.
         problem: String,
     },
-    /// Layers that follow one block table here, and several there.
+    /// Layers that follow one block table on the targets, and several on the sources.
     #[error(
-        "layers {first} and {second} are of one group on {side}, but not everywhere; one block number cannot mean both"
+        "layers {first} and {second} are of one group on the targets, but not on the sources; one block number cannot mean both"
     )]
     GroupsDiffer {
         /// A layer.
         first: String,
         /// Another one.
         second: String,
-        /// Where they are together.
-        side: &'static str,
     },
     /// A group that is not there.
     #[error("entry {index}: group {group} is not there, the targets have {num_groups} groups")]
@@ -176,7 +174,7 @@ impl Reshard {
                 let Some(first) = holders.first() else {
                     return Err(failed("no source has a layer of that name".to_owned()));
                 };
-                groups.note(first.layer.group, layer)?;
+                groups.note(first.layer.group, &target)?;
                 for holder in holders {
                     if holder.layer.group != first.layer.group {
                         return Err(failed(
@@ -299,12 +297,13 @@ fn layers_by_name<'a>(ranks: &[&'a Descriptor]) -> HashMap<&'a str, Vec<OfRank<'
 struct Groups<'a> {
     /// By the targets' group: the sources' group, and the layer that said so.
     source_of: HashMap<u64, (u64, &'a str)>,
-    /// The targets' group of each layer, and that layer of another target.
+    /// The targets' group of each layer.
     target_of: HashMap<&'a str, u64>,
 }
 
 impl<'a> Groups<'a> {
-    fn note(&mut self, source_group: u64, layer: &'a Layer) -> Result<(), ReshardError> {
+    fn note(&mut self, source_group: u64, target: &OfRank<'a>) -> Result<(), ReshardError> {
+        let layer = target.layer;
         let known = *self
             .source_of
             .entry(layer.group)
@@ -313,15 +312,17 @@ impl<'a> Groups<'a> {
             return Err(ReshardError::GroupsDiffer {
                 first: known.1.to_owned(),
                 second: layer.name.clone(),
-                side: "the targets",
             });
         }
         let known = *self.target_of.entry(&layer.name).or_insert(layer.group);
         if known != layer.group {
-            return Err(ReshardError::GroupsDiffer {
-                first: layer.name.clone(),
-                second: layer.name.clone(),
-                side: "each target",
+            return Err(ReshardError::Layer {
+                layer: layer.name.clone(),
+                target: target.rank,
+                problem: format!(
+                    "it is in group {} here and in group {known} on a target before",
+                    layer.group
+                ),
             });
         }
         Ok(())
@@ -728,7 +729,7 @@ fn pattern(
     run: u64,
     steps: &[Step],
 ) -> Pattern {
-    let place = |of: &OfRank<'_>, offset: u64| Place {
+    let place = |of: &OfRank<'_>, offset: u64| Location {
         rank: of.rank as u64,
         allocation: of.layer.allocation,
         offset_bytes: of.layer.pages.offset_bytes + offset,
@@ -757,7 +758,7 @@ fn joined(mut patterns: Vec<Pattern>) -> Vec<Pattern> {
 }
 
 fn continues(last: &Pattern, next: &Pattern) -> bool {
-    let behind = |place: &Place, run: u64| Place {
+    let behind = |place: &Location, run: u64| Location {
         offset_bytes: place.offset_bytes + run,
         ..*place
     };
