@@ -168,7 +168,7 @@ pub struct Attention {
     /// Stored elements of a value; 0 when there is none of its own.
     pub value_elements: u64,
     /// Type of the scales that are stored; none when there are none.
-    #[serde(with = "json::optional_dtype")]
+    #[serde(default, with = "json::optional_dtype")]
     pub scale_dtype: Option<Dtype>,
     /// Elements that the scale behind each key and value takes; 0 when it lies elsewhere.
     pub inline_scale_elements: u64,
