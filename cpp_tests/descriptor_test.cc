@@ -152,9 +152,10 @@ void check_states(const Cache& cache, const Descriptor& descriptor, const std::s
                 unsigned char wanted[8];
                 value_of(number, at, bytes, wanted);
                 std::memcpy(element(tensor, index), wanted, static_cast<std::size_t>(bytes));
-                const unsigned char* there = memory.data(static_cast<std::size_t>(runs[0].allocation)) +
-                                             runs[0].offset_bytes + of_state.offset_bytes +
-                                             count++ * bytes;
+                const unsigned char* page =
+                    memory.data(static_cast<std::size_t>(runs[0].allocation)) +
+                    runs[0].offset_bytes;
+                const unsigned char* there = page + of_state.offset_bytes + count++ * bytes;
                 ASSERT_EQ(std::memcmp(there, wanted, static_cast<std::size_t>(bytes)), 0);
             });
             ASSERT_EQ(count * bytes, of_state.size_bytes);
@@ -331,7 +332,8 @@ TEST(Descriptor, PackedSharedStatesAndPagesThatNobodyReads) {
         Parts parts;
         parts.num_blocks = 3;
         parts.groups = {{{"a", "mute"}, 0}, {{"b", "c"}, 0}};
-        parts.tensors = {{3 * 2 * page, {"a", "b"}, 0, 2 * page}, {3 * 2 * page, {"mute"}, page, 2 * page}};
+        parts.tensors = {{3 * 2 * page, {"a", "b"}, 0, 2 * page},
+                         {3 * 2 * page, {"mute"}, page, 2 * page}};
         const Plan plan = plan_from(m, parts);
         const Cache c = cache(plan);
         const std::string layout = "block | head | token | kv*content";
@@ -407,6 +409,44 @@ TEST(Descriptor, SaysWhatTheRankIs) {
     EXPECT_EQ(described(d, 1).first_model_kv_head, 1u);
     const Descriptor untold = descriptor_of(descriptor_json(c));
     EXPECT_EQ(described(untold, 0).model_kv_heads, 0u);
+}
+
+// The first version as it is: what was written once must be read by every library that knows it.
+TEST(Descriptor, TheTextOfVersionOne) {
+    const std::string text =
+        R"({"descriptor_version":1,"num_blocks":2,"max_blocks":2,)"
+        R"("tensor_parallel":{"size":2,"rank":1},"context_parallel":null,"alignment_bytes":256,)"
+        R"("allocations":[{"size_bytes":256},{"size_bytes":256}],)"
+        R"("groups":[{"block_size_tokens":4,"kernel_block_size_tokens":4},)"
+        R"({"block_size_tokens":4,"kernel_block_size_tokens":4}],)"
+        R"("layers":[{"name":"a","kind":"full attention","group":0,"owner_layer":0,"allocation":0,)"
+        R"("pages":{"offset_bytes":0,"block_step_bytes":128,"num_runs":1,"run_bytes":128,)"
+        R"("run_step_bytes":0,"page_bytes":128,"content_bytes":128},)"
+        R"("attention":{"dtype":"bfloat16","format":"plain","num_kv_heads":2,"model_kv_heads":4,)"
+        R"("first_model_kv_head":2,"block_slots":4,"kernel_block_slots":4,)"
+        R"("kernel_block_stride_elements":64,"slot_stride_elements":8,"head_stride_elements":4,)"
+        R"("content_stride_elements":1,"value_offset_elements":32,"key_elements":4,)"
+        R"("value_elements":4,"scale_dtype":null,"inline_scale_elements":0,)"
+        R"("page_end_scale_bytes":0},"states":null},)"
+        R"({"name":"b","kind":"state","group":1,"owner_layer":1,"allocation":1,)"
+        R"("pages":{"offset_bytes":0,"block_step_bytes":128,"num_runs":1,"run_bytes":128,)"
+        R"("run_step_bytes":0,"page_bytes":128,"content_bytes":34},"attention":null,)"
+        R"("states":[{"dtype":"float32","shape":[3,2],"offset_bytes":0},)"
+        R"({"dtype":"float16","shape":[5],"offset_bytes":24}]}]})";
+    const Model m = model();
+    State state;
+    state.block(4).add(KVPAGES_DTYPE_F32, {3, 2}).add(KVPAGES_DTYPE_F16, {5}).padded(128);
+    add(m, "a", full(4, 2, 4, KVPAGES_DTYPE_BF16), kernels(kv_first, ""));
+    add(m, "b", state.spec(), state_backend());
+    Parts parts;
+    parts.num_blocks = 2;
+    parts.groups = {{{"a"}, 0}, {{"b"}, 0}};
+    parts.tensors = {{256, {"a"}, 0, 0}, {256, {"b"}, 0, 0}};
+    kvpages_descriptor_config config = KVPAGES_DESCRIPTOR_CONFIG_INIT;
+    config.tensor_parallel_size = 2;
+    config.tensor_parallel_rank = 1;
+    EXPECT_EQ(descriptor_json(cache(plan_from(m, parts)), &config), text);
+    EXPECT_EQ(json_of(descriptor_of(text)), text);
 }
 
 TEST(Descriptor, BlocksWithoutMemoryAreNotFound) {

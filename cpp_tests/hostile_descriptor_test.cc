@@ -167,6 +167,11 @@ TEST(HostileDescriptor, OtherTexts) {
     // Keys of a later library that does the same otherwise.
     descriptor_of(changed("\"num_blocks\"", "\"colour\":[{\"deep\":[1,2]}],\"num_blocks\""));
     descriptor_of(" " + json + "\n");
+    // What may be null may be left out.
+    for (const std::string key : {"\"scale_dtype\":null,", "\"context_parallel\":null,"}) {
+        EXPECT_EQ(json_of(descriptor_of(changed(key, ""))), json);
+    }
+    EXPECT_EQ(json_of(descriptor_of(changed(",\"states\":null", ""))), json);
 }
 
 TEST(HostileDescriptor, Pointers) {

@@ -22,6 +22,8 @@ static_assert(moves_only<kvpages::Model>);
 static_assert(moves_only<kvpages::Plan>);
 static_assert(moves_only<kvpages::Memory>);
 static_assert(moves_only<kvpages::Cache>);
+static_assert(moves_only<kvpages::Descriptor>);
+static_assert(moves_only<kvpages::Reshard>);
 
 kvpages::AttentionSpec spec(std::uint64_t window = 0) {
     kvpages::AttentionSpec made;

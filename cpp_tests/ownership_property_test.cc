@@ -3,6 +3,7 @@
 #include "support/api.h"
 #include "support/axes.h"
 #include "support/bytes.h"
+#include "support/descriptors.h"
 #include "support/expected.h"
 #include "support/failure.h"
 
@@ -423,7 +424,10 @@ struct Counts {
 void allocate_and_check(const RandomModel& made, const Plan& plan) {
     std::fill(buffer(), buffer() + buffer_bytes, static_cast<unsigned char>(0xEE));
     const Memory memory = adopted_memory(buffer(), buffer_bytes);
-    check(made, plan, cache(plan, memory));
+    const Cache c = cache(plan, memory);
+    expect_descriptor_of_views(c);
+    expect_reshards_to_itself(c);
+    check(made, plan, c);
 }
 
 std::vector<std::string> names_of(const RandomModel& made) {

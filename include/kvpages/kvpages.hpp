@@ -961,8 +961,8 @@ struct DescriptorConfig {
     std::uint64_t context_parallel_size = 0;  ///< 0: not told
     std::uint64_t context_parallel_rank = 0;
     std::uint64_t context_parallel_interleave = 0;  ///< 0: 1
-    /// The model's kv heads of each layer of the cache, 0 for those of all ranks together; empty when
-    /// that is so of all. It takes a number where heads are copied to several ranks.
+    /// The model's kv heads of each layer of the cache, 0 for those of all ranks together; empty
+    /// when that is so of all. It takes a number where heads are copied to several ranks.
     std::vector<std::uint64_t> model_kv_heads;
 
     /// The same for C. Its array is this object's.

@@ -194,7 +194,8 @@ fn pages_of(runs: BlockRuns, content_bytes: u64) -> Pages {
         run_bytes: runs.span_bytes,
         run_step_bytes: match runs.runs {
             1 => 0,
-            _ => runs.run_step_bytes,
+            // A cache without blocks has its strides as of one.
+            _ => runs.run_step_bytes.max(runs.span_bytes),
         },
         // Runs are a page cut in equal pieces.
         page_bytes: runs.runs.saturating_mul(runs.span_bytes),
@@ -309,7 +310,7 @@ fn states(spec: &spec::State) -> Vec<State> {
 mod tests {
     use super::*;
     use crate::backend::{Backend, Contract, KernelBlockSize, Layout, Preset};
-    use crate::descriptor::{BlockMove, Part, Reshard, ReshardError, StridedCopy};
+    use crate::descriptor::{BlockMove, Reshard, ReshardError, RowPart, StridedCopy};
     use crate::model::Model;
     use crate::plan::{PartGroup, PartTensor, Parts, plan_from_parts};
     use crate::spec::AttentionFields;
@@ -317,7 +318,7 @@ mod tests {
     use std::sync::Arc;
 
     const NUM_BLOCKS: u64 = 3;
-    const BLOCK_SIZE: u64 = 8;
+    const BLOCK_SIZE: u64 = 12;
 
     /// Layouts of caches that engines have, and some that they do not.
     const LAYOUTS: &[(&str, Option<&str>)] = &[
@@ -397,7 +398,11 @@ mod tests {
         };
         Side {
             layout,
-            kernel_block: if side.is_packed { 8 } else { side.kernel_block },
+            kernel_block: if side.is_packed {
+                BLOCK_SIZE
+            } else {
+                side.kernel_block
+            },
             ..side.clone()
         }
     }
@@ -552,7 +557,7 @@ mod tests {
         (
             prop_oneof![Just(1u64), Just(2), Just(4), Just(8)],
             0..LAYOUTS.len(),
-            prop_oneof![Just(8u64), Just(4), Just(2), Just(1)],
+            prop_oneof![Just(12u64), Just(6), Just(4), Just(2), Just(1)],
             0u64..3,
             any::<bool>(),
         )
@@ -593,6 +598,12 @@ mod tests {
                 return Ok(()); // a layout that this memory cannot have
             };
             from.iter_mut().for_each(|rank| fill(rank, 1));
+            let (small, large) = (a.kernel_block.min(b.kernel_block), a.kernel_block.max(b.kernel_block));
+            if large % small != 0 {
+                let error = reshard(&from, &to).unwrap_err().to_string();
+                prop_assert!(error.ends_with("do not nest"), "{}", error);
+                return Ok(());
+            }
             let there = reshard(&from, &to).unwrap();
             let moves = [BlockMove { group: 0, source: 1, target: 2 }];
             for copy in there.copies(&moves).unwrap() {
@@ -635,7 +646,7 @@ mod tests {
                     let runs: Vec<_> = read.block_runs(number, block).unwrap().collect();
                     let stored = read.layers[number].attention.as_ref().unwrap();
                     let bytes = stored.dtype.bytes();
-                    for part in [Part::Key, Part::Value] {
+                    for part in [RowPart::Key, RowPart::Value] {
                         for slot in 0..stored.block_slots {
                             for head in 0..stored.num_kv_heads {
                                 let row = read.row(number, block, slot, head, part).unwrap();
@@ -685,7 +696,7 @@ mod tests {
                     let rows = read.layers[number].attention.clone().unwrap();
                     for slot in [0, rows.block_slots - 1] {
                         for head in [0, rows.num_kv_heads - 1] {
-                            let Ok(row) = read.row(number, block, slot, head, Part::Value) else { continue };
+                            let Ok(row) = read.row(number, block, slot, head, RowPart::Value) else { continue };
                             let last = (row.num_elements + row.scale_elements - 1) * row.stride_elements;
                             let end = row.offset_bytes + (last + 1) * rows.dtype.bytes();
                             prop_assert!(end <= read.allocations[row.allocation as usize].size_bytes);
@@ -728,7 +739,7 @@ mod tests {
         Side {
             ranks,
             layout,
-            kernel_block: 8,
+            kernel_block: BLOCK_SIZE,
             padding: 0,
             is_packed: true,
         }
@@ -750,14 +761,17 @@ mod tests {
             let dims = copies.iter().map(|copy| copy.num_dims).max().unwrap();
             (copies.len(), longest, dims)
         };
-        let page = 2 * 8 * 4 * 8 * 2;
+        let page = 2 * BLOCK_SIZE * 4 * 8 * 2;
         let (nhd, hnd) = (3, 4);
         // The same order and heads: both layers of the packed block at once.
         assert_eq!(copies(&on(1, nhd), &on(1, nhd)), (1, 2 * page, 0));
         assert_eq!(copies(&on(2, hnd), &on(2, hnd)), (2, page, 0));
         // Half of the heads: of HND pages one run for each layer and rank, of NHD one for each slot.
         assert_eq!(copies(&on(1, hnd), &on(2, hnd)), (4, page / 2, 0));
-        assert_eq!(copies(&on(1, nhd), &on(2, nhd)), (4, page / 16, 1));
+        assert_eq!(
+            copies(&on(1, nhd), &on(2, nhd)),
+            (4, page / BLOCK_SIZE / 2, 1)
+        );
         // Another order: one row of key and value at a time.
         assert_eq!(copies(&on(1, nhd), &on(1, hnd)), (2, 32, 2));
     }
@@ -843,6 +857,126 @@ mod tests {
         }
         let error = reshard.copies(&[of_one[0], of_one[0]]).err().unwrap();
         assert_eq!(error.to_string(), "target block 1 is listed twice");
+    }
+
+    #[test]
+    fn pages_of_a_kernels_own_order_move_as_a_whole_or_not_at_all() {
+        let text = |a: &[Rank], b: &[Rank]| reshard(a, b).unwrap_err().to_string();
+        let of = |side: &Side, change: fn(&mut Attention)| {
+            let mut ranks = ranks(&plain(), side).unwrap();
+            for layer in ranks
+                .iter_mut()
+                .flat_map(|rank| &mut rank.descriptor.layers)
+            {
+                change(layer.attention.as_mut().unwrap());
+            }
+            ranks
+        };
+        let nvfp4 = |rows: &mut Attention| rows.format = Format::Nvfp4;
+        let at_end = |rows: &mut Attention| {
+            rows.format = Format::Int8PerTokenHead;
+            rows.scale_dtype = Some(Dtype::F32);
+            // One slot less, and scales where it was.
+            rows.page_end_scale_bytes = 4;
+            rows.key_elements -= 1;
+            rows.value_elements -= 1;
+        };
+        let inline = |rows: &mut Attention| {
+            rows.format = Format::Int8PerTokenHead;
+            rows.scale_dtype = Some(Dtype::F32);
+            rows.inline_scale_elements = 1;
+            rows.key_elements -= 1;
+            rows.value_elements -= 1;
+        };
+        let (keys_first, nhd) = (0, 3);
+        for change in [nvfp4, at_end] {
+            let same = of(&on(2, keys_first), change);
+            let reshard = reshard(&same, &same).unwrap();
+            let moves = [BlockMove {
+                group: 0,
+                source: 0,
+                target: 1,
+            }];
+            let whole = 2 * same[0].descriptor.layers[0].pages.page_bytes;
+            for copy in reshard.copies(&moves).unwrap() {
+                assert_eq!((copy.run_bytes, copy.num_dims), (whole, 0));
+                assert_eq!(copy.source.rank, copy.target.rank);
+            }
+            let error = text(&same, &of(&on(1, keys_first), change));
+            assert!(error.contains("pages can only move as a whole"), "{error}");
+        }
+        // Pages in several runs: keys first, alone in their allocations.
+        let spread = Side {
+            is_packed: false,
+            ..on(1, 1)
+        };
+        let same = of(&spread, nvfp4);
+        let pages = same[0].descriptor.layers[0].pages;
+        assert_eq!(pages.num_runs, 2);
+        let there = reshard(&same, &same).unwrap();
+        let moves = [BlockMove {
+            group: 0,
+            source: 0,
+            target: 1,
+        }];
+        for copy in there.copies(&moves).unwrap() {
+            assert_eq!((copy.run_bytes, copy.num_dims), (pages.run_bytes, 1));
+        }
+        let error = text(&of(&on(1, keys_first), nvfp4), &of(&on(1, nhd), nvfp4));
+        assert!(error.contains("pages can only move as a whole"), "{error}");
+        let error = text(
+            &of(&on(1, keys_first), inline),
+            &of(&on(1, keys_first), at_end),
+        );
+        assert_eq!(
+            error,
+            "layer a, target 0: the scale behind a row takes elements: 1 on source 0, 0 on the target"
+        );
+    }
+
+    #[test]
+    fn tokens_blocks_and_groups_must_be_the_same() {
+        let text = |a: &[Rank], b: &[Rank]| reshard(a, b).unwrap_err().to_string();
+        let from = ranks(&plain(), &on(1, 0)).unwrap();
+        let of = |change: fn(&mut Descriptor)| {
+            let mut ranks = ranks(&plain(), &on(1, 0)).unwrap();
+            change(&mut ranks[0].descriptor);
+            ranks
+        };
+        let share = |of: &mut Descriptor, size: u64| {
+            of.context_parallel = Some(ContextParallel {
+                size,
+                rank: 0,
+                interleave_tokens: 1,
+            });
+        };
+        let mut halves = ranks(&plain(), &on(1, 0)).unwrap();
+        share(&mut halves[0].descriptor, 2);
+        assert!(text(&halves, &from).contains("no source that has it holds the same tokens"));
+        assert!(reshard(&halves, &halves).is_ok());
+        share(&mut halves[0].descriptor, 1);
+        assert!(reshard(&halves, &from).is_ok());
+        let longer = of(|of| of.groups[0].block_size_tokens *= 2);
+        assert_eq!(
+            text(&longer, &from),
+            "layer a, target 0: a block has tokens: 24 on source 0, 12 on the target"
+        );
+        let apart = of(|of| {
+            let group = of.groups[0];
+            of.groups.push(group);
+            of.layers[1].group = 1;
+        });
+        assert_eq!(
+            text(&apart, &from),
+            "layers a and b are of one group on the targets, but not on the sources; one block number cannot mean both"
+        );
+        // The other way each group is a part of one.
+        assert!(reshard(&from, &apart).is_ok());
+        let empty: &[Rank] = &[];
+        assert_eq!(
+            text(empty, &from),
+            "there are 0 sources and 1 targets; there must be one of each at least"
+        );
     }
 
     /// Gives the sharing layer pages of its own, in an allocation of its own.

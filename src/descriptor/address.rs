@@ -16,7 +16,7 @@ pub struct Run {
 /// Which row of a slot and head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
-pub enum Part {
+pub enum RowPart {
     /// The key, or what is stored instead of keys and values.
     Key = 0,
     /// The value.
@@ -67,7 +67,7 @@ impl Descriptor {
         block: u64,
         slot: u64,
         head: u64,
-        part: Part,
+        part: RowPart,
     ) -> Result<Row, DescriptorError> {
         let layer = self.layer(layer)?;
         let stored = rows_of(layer)?;
@@ -75,11 +75,11 @@ impl Descriptor {
         check_range(layer, "slot", slot, stored.block_slots)?;
         check_range(layer, "head", head, stored.num_kv_heads)?;
         let (num_elements, behind_key) = match part {
-            Part::Key => (stored.key_elements, 0),
-            Part::Value if stored.value_elements == 0 => {
+            RowPart::Key => (stored.key_elements, 0),
+            RowPart::Value if stored.value_elements == 0 => {
                 return Err(no_row(layer, "it stores no values of their own"));
             }
-            Part::Value => (stored.value_elements, stored.value_offset_elements),
+            RowPart::Value => (stored.value_elements, stored.value_offset_elements),
         };
         // All rows were proven to lie inside the allocation, so nothing overflows.
         let kernel_block = block * stored.kernel_blocks() + slot / stored.kernel_block_slots;

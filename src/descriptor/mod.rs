@@ -19,9 +19,9 @@ mod json;
 mod reshard;
 mod strided;
 
-pub use address::{Part, Row, Run};
+pub use address::{Row, RowPart, Run};
 pub use reshard::{BlockMove, Reshard, ReshardError};
-pub use strided::{MAX_DIMS, Place, Step, StridedCopy};
+pub use strided::{Location, MAX_DIMS, Step, StridedCopy};
 
 use serde::{Deserialize, Serialize};
 
@@ -168,7 +168,7 @@ pub struct Attention {
     /// Stored elements of a value; 0 when there is none of its own.
     pub value_elements: u64,
     /// Type of the scales that are stored; none when there are none.
-    #[serde(with = "json::optional_dtype")]
+    #[serde(default, with = "json::optional_dtype")]
     pub scale_dtype: Option<Dtype>,
     /// Elements that the scale behind each key and value takes; 0 when it lies elsewhere.
     pub inline_scale_elements: u64,

@@ -6,8 +6,8 @@
 
 use std::collections::HashMap;
 
-use super::strided::{Place, Step, StridedCopy};
-use super::{Attention, Descriptor, DescriptorError, Layer};
+use super::strided::{Location, Step, StridedCopy};
+use super::{Attention, Descriptor, DescriptorError, Layer, Pages};
 use crate::num::{Overflow, product};
 
 /// How blocks of some ranks become blocks of others.
@@ -65,17 +65,15 @@ pub enum ReshardError {
         /// What is in the way.
         problem: String,
     },
-    /// Layers that follow one block table here, and several there.
+    /// Layers that follow one block table on the targets, and several on the sources.
     #[error(
-        "layers {first} and {second} are of one group on {side}, but not everywhere; one block number cannot mean both"
+        "layers {first} and {second} are of one group on the targets, but not on the sources; one block number cannot mean both"
     )]
     GroupsDiffer {
         /// A layer.
         first: String,
         /// Another one.
         second: String,
-        /// Where they are together.
-        side: &'static str,
     },
     /// A group that is not there.
     #[error("entry {index}: group {group} is not there, the targets have {num_groups} groups")]
@@ -176,7 +174,7 @@ impl Reshard {
                 let Some(first) = holders.first() else {
                     return Err(failed("no source has a layer of that name".to_owned()));
                 };
-                groups.note(first.layer.group, layer)?;
+                groups.note(first.layer.group, &target)?;
                 for holder in holders {
                     if holder.layer.group != first.layer.group {
                         return Err(failed(
@@ -188,7 +186,7 @@ impl Reshard {
                     let of_layer = layer_patterns(holders, &target).map_err(failed)?;
                     patterns.extend(of_layer);
                 } else {
-                    check_sharer(holders, &target).map_err(failed)?;
+                    check_sharer(&sources_of, holders, &target).map_err(failed)?;
                 }
             }
         }
@@ -299,12 +297,13 @@ fn layers_by_name<'a>(ranks: &[&'a Descriptor]) -> HashMap<&'a str, Vec<OfRank<'
 struct Groups<'a> {
     /// By the targets' group: the sources' group, and the layer that said so.
     source_of: HashMap<u64, (u64, &'a str)>,
-    /// The targets' group of each layer, and that layer of another target.
+    /// The targets' group of each layer.
     target_of: HashMap<&'a str, u64>,
 }
 
 impl<'a> Groups<'a> {
-    fn note(&mut self, source_group: u64, layer: &'a Layer) -> Result<(), ReshardError> {
+    fn note(&mut self, source_group: u64, target: &OfRank<'a>) -> Result<(), ReshardError> {
+        let layer = target.layer;
         let known = *self
             .source_of
             .entry(layer.group)
@@ -313,15 +312,17 @@ impl<'a> Groups<'a> {
             return Err(ReshardError::GroupsDiffer {
                 first: known.1.to_owned(),
                 second: layer.name.clone(),
-                side: "the targets",
             });
         }
         let known = *self.target_of.entry(&layer.name).or_insert(layer.group);
         if known != layer.group {
-            return Err(ReshardError::GroupsDiffer {
-                first: layer.name.clone(),
-                second: layer.name.clone(),
-                side: "each target",
+            return Err(ReshardError::Layer {
+                layer: layer.name.clone(),
+                target: target.rank,
+                problem: format!(
+                    "it is in group {} here and in group {known} on a target before",
+                    layer.group
+                ),
             });
         }
         Ok(())
@@ -329,12 +330,19 @@ impl<'a> Groups<'a> {
 }
 
 /// A layer that shares must find in its owner's pages what its own would hold.
-fn check_sharer(holders: &[OfRank<'_>], target: &OfRank<'_>) -> Described<()> {
-    let owner = &target.of.layers[target.layer.owner_layer as usize].name;
+fn check_sharer(
+    sources_of: &HashMap<&str, Vec<OfRank<'_>>>,
+    holders: &[OfRank<'_>],
+    target: &OfRank<'_>,
+) -> Described<()> {
+    let owner = target.of.layers[target.layer.owner_layer as usize]
+        .name
+        .as_str();
+    let of_owners = sources_of.get(owner).map_or(&[][..], Vec::as_slice);
     for holder in holders {
-        let of_owner = holder.of.layers.iter().find(|layer| layer.name == *owner);
-        let same =
-            of_owner.is_some_and(|of_owner| of_owner.owner_layer == holder.layer.owner_layer);
+        let same = of_owners.iter().any(|of_owner| {
+            of_owner.rank == holder.rank && of_owner.layer.owner_layer == holder.layer.owner_layer
+        });
         if !same {
             return Err(format!(
                 "it shares the pages of {owner}, and on source {} it does not",
@@ -378,7 +386,7 @@ fn layer_patterns(holders: &[OfRank<'_>], target: &OfRank<'_>) -> Described<Vec<
         let heads = heads.min(first + stored.num_kv_heads - head);
         let (holder, from_stored, from_first) = from;
         if whole {
-            check_same_page(from_stored, stored, *from_first == first)?;
+            check_same_page(holder, target)?;
             patterns.push(page_pattern(holder, target)?);
         } else {
             let part = HeadRange {
@@ -456,10 +464,10 @@ fn check_same_rows(from: &Attention, to: &Attention, rank: usize) -> Described<(
     ] {
         same(what, rank, from, to)?;
     }
-    let at_end = |stored: &Attention| stored.page_end_scale_bytes > 0;
-    if at_end(from) != at_end(to) {
+    let scales = |stored: &Attention| (stored.scale_dtype, stored.page_end_scale_bytes > 0);
+    if scales(from) != scales(to) {
         return Err(format!(
-            "source {rank} and the target have scales at different places"
+            "source {rank} and the target have scales of different types or at different places"
         ));
     }
     Ok(())
@@ -524,50 +532,71 @@ fn the_same_rank<'h, 'a>(
     })
 }
 
-fn check_same_page(from: &Attention, to: &Attention, same_heads: bool) -> Described<()> {
-    let placed = |stored: &Attention| Attention {
-        // Of a page in one piece nothing else says where its next kernel block is.
-        kernel_block_stride_elements: match stored.kernel_blocks() {
-            1 => 0,
-            _ => stored.kernel_block_stride_elements,
-        },
-        ..stored.clone()
+/// Whether every row has the same place in both pages, of the same heads.
+fn check_same_page(from: &OfRank<'_>, to: &OfRank<'_>) -> Described<()> {
+    let placed = |of: &OfRank<'_>| {
+        let stored = of.layer.attention.clone()?;
+        let strides = [
+            // Of a page of one kernel block this is where the next block is.
+            match stored.kernel_blocks() {
+                1 => 0,
+                _ => stored.kernel_block_stride_elements,
+            },
+            stored.slot_stride_elements,
+            stored.head_stride_elements,
+            stored.content_stride_elements,
+            stored.value_offset_elements,
+        ];
+        let bytes = stored.dtype.bytes();
+        let in_page = strides.map(|stride| place_in_page(&of.layer.pages, stride, bytes));
+        let of_rank = (stored.num_kv_heads, stored.first_model_kv_head);
+        Some((in_page, of_rank, stored.kernel_block_slots))
     };
-    if !same_heads || placed(from) != placed(to) {
-        return Err(format!(
-            "pages of {} with scales of their own place can only move as a whole, so heads and layout must be the same",
-            to.format.name()
-        ));
+    if placed(from) != placed(to) {
+        return Err(
+            "its kernels have an order of their own in a page, so pages can only move as a whole: heads and layout must be the same"
+                .to_owned(),
+        );
     }
     Ok(())
 }
 
-/// All of a page in one piece.
+/// A stride as runs and bytes of one: how far runs are apart depends on the number of blocks.
+fn place_in_page(pages: &Pages, stride: u64, element_bytes: u64) -> (u64, u64) {
+    let bytes = stride.saturating_mul(element_bytes);
+    match pages.run_step_bytes {
+        0 => (0, bytes),
+        run_step => (bytes / run_step, bytes % run_step),
+    }
+}
+
+/// All of a page.
 fn page_pattern(from: &OfRank<'_>, to: &OfRank<'_>) -> Described<Pattern> {
     let (source, target) = (&from.layer.pages, &to.layer.pages);
-    let kinds = (from.layer.attention.is_some(), from.layer.states.is_some());
-    if kinds != (to.layer.attention.is_some(), to.layer.states.is_some()) {
+    let kinds = |of: &OfRank<'_>| (of.layer.attention.is_some(), of.layer.states.is_some());
+    if kinds(from) != kinds(to) {
         return Err(format!(
             "source {} keeps something else in its pages",
             from.rank
         ));
     }
-    same(
-        "a page has bytes",
-        from.rank,
-        source.page_bytes,
-        target.page_bytes,
-    )?;
-    same(
-        "a page has bytes of content",
-        from.rank,
-        source.content_bytes,
-        target.content_bytes,
-    )?;
-    if source.num_runs != 1 || target.num_runs != 1 {
-        return Err("its pages are in several runs".to_owned());
+    for (what, source, target) in [
+        ("a page has bytes", source.page_bytes, target.page_bytes),
+        (
+            "a page has bytes of content",
+            source.content_bytes,
+            target.content_bytes,
+        ),
+        ("a page has runs", source.num_runs, target.num_runs),
+    ] {
+        same(what, from.rank, source, target)?;
     }
-    Ok(pattern(from, to, 0, 0, source.page_bytes, &[]))
+    let runs = Step {
+        count: source.num_runs,
+        source_bytes: source.run_step_bytes,
+        target_bytes: target.run_step_bytes,
+    };
+    Ok(pattern(from, to, 0, 0, source.run_bytes, &[runs]))
 }
 
 fn state_patterns(from: &OfRank<'_>, to: &OfRank<'_>) -> Described<Vec<Pattern>> {
@@ -700,7 +729,7 @@ fn pattern(
     run: u64,
     steps: &[Step],
 ) -> Pattern {
-    let place = |of: &OfRank<'_>, offset: u64| Place {
+    let place = |of: &OfRank<'_>, offset: u64| Location {
         rank: of.rank as u64,
         allocation: of.layer.allocation,
         offset_bytes: of.layer.pages.offset_bytes + offset,
@@ -729,7 +758,7 @@ fn joined(mut patterns: Vec<Pattern>) -> Vec<Pattern> {
 }
 
 fn continues(last: &Pattern, next: &Pattern) -> bool {
-    let behind = |place: &Place, run: u64| Place {
+    let behind = |place: &Location, run: u64| Location {
         offset_bytes: place.offset_bytes + run,
         ..*place
     };

@@ -10,7 +10,7 @@ pub const MAX_DIMS: usize = 6;
 
 /// A place in the memory of a rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Place {
+pub struct Location {
     /// Which of the ranks.
     pub rank: u64,
     /// Which of its allocations.
@@ -34,9 +34,9 @@ pub struct Step {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StridedCopy {
     /// Where the first run comes from.
-    pub source: Place,
+    pub source: Location,
     /// Where it goes.
-    pub target: Place,
+    pub target: Location,
     /// Bytes of one run.
     pub run_bytes: u64,
     /// How many of `dims` there are; those behind them are zero.
@@ -48,7 +48,12 @@ pub struct StridedCopy {
 impl StridedCopy {
     /// The same bytes in as few and as long runs as there can be. No more than [`MAX_DIMS`] of
     /// `steps` are more than one.
-    pub(super) fn coalesced(source: Place, target: Place, run: u64, steps: &[Step]) -> StridedCopy {
+    pub(super) fn coalesced(
+        source: Location,
+        target: Location,
+        run: u64,
+        steps: &[Step],
+    ) -> StridedCopy {
         let mut steps: Vec<Step> = steps.iter().copied().filter(|s| s.count != 1).collect();
         let mut run_bytes = run;
         while join_one(&mut steps, &mut run_bytes) {}

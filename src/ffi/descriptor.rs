@@ -11,7 +11,7 @@ use super::input;
 use super::status::{Failure, kvpages_status};
 use crate::cache::Ranks;
 use crate::descriptor::{
-    ContextParallel, Descriptor, DescriptorError, Format, Part, TensorParallel,
+    ContextParallel, Descriptor, DescriptorError, Format, RowPart, TensorParallel,
 };
 
 /// All that a transfer engine, or another process, needs to find any block of any
@@ -797,8 +797,8 @@ pub unsafe extern "C" fn kvpages_descriptor_get_row(
             const KEY: u32 = kvpages_row_part::KEY as u32;
             const VALUE: u32 = kvpages_row_part::VALUE as u32;
             let part = match part {
-                KEY => Part::Key,
-                VALUE => Part::Value,
+                KEY => RowPart::Key,
+                VALUE => RowPart::Value,
                 other => {
                     let message = format!("part is {other}, which is not one of its values");
                     return Err(Failure::invalid("unknown_value", message));

@@ -7,7 +7,7 @@ use super::guard::guard;
 use super::handle::{self, Handle, opaque};
 use super::input;
 use super::status::{Failure, kvpages_status};
-use crate::descriptor::{BlockMove, MAX_DIMS, Place, Reshard, Step, StridedCopy};
+use crate::descriptor::{BlockMove, Location, MAX_DIMS, Reshard, Step, StridedCopy};
 use crate::ops::{RankMemory, copy_strided};
 
 /// How blocks of some ranks' caches become blocks of others': which bytes go where
@@ -297,7 +297,7 @@ unsafe fn check_memory(rank: &kvpages_rank_memory) -> Result<(), Failure> {
 
 /// # Safety
 /// [`check_memory`] was well with all ranks.
-unsafe fn memory(ranks: &[kvpages_rank_memory], place: &Place) -> Option<RankMemory> {
+unsafe fn memory(ranks: &[kvpages_rank_memory], place: &Location) -> Option<RankMemory> {
     let rank = ranks.get(usize::try_from(place.rank).ok()?)?;
     // SAFETY: the caller's contract.
     let all = unsafe { input::array(rank.allocations, rank.num_allocations, "allocations") };
@@ -329,12 +329,12 @@ fn told(copy: &StridedCopy) -> kvpages_strided_copy {
 
 fn given(copy: &kvpages_strided_copy) -> StridedCopy {
     StridedCopy {
-        source: Place {
+        source: Location {
             rank: copy.source_rank,
             allocation: copy.source_allocation,
             offset_bytes: copy.source_offset_bytes,
         },
-        target: Place {
+        target: Location {
             rank: copy.target_rank,
             allocation: copy.target_allocation,
             offset_bytes: copy.target_offset_bytes,

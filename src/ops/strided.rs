@@ -1,6 +1,6 @@
 //! Strided copies in host memory.
 
-use crate::descriptor::{MAX_DIMS, Place, StridedCopy};
+use crate::descriptor::{Location, MAX_DIMS, StridedCopy};
 use crate::num::Overflow;
 use crate::view::AuditError;
 
@@ -88,11 +88,11 @@ impl StridedError {
 /// uses the bytes that are read or written.
 pub unsafe fn copy_strided(
     copies: impl Iterator<Item = StridedCopy> + Clone,
-    source: impl Fn(&Place) -> Option<RankMemory>,
-    target: impl Fn(&Place) -> Option<RankMemory>,
+    source: impl Fn(&Location) -> Option<RankMemory>,
+    target: impl Fn(&Location) -> Option<RankMemory>,
 ) -> Result<(), StridedError> {
     for (index, copy) in copies.clone().enumerate() {
-        let missing = |side, place: &Place| StridedError::NoMemory {
+        let missing = |side, place: &Location| StridedError::NoMemory {
             index,
             side,
             rank: place.rank,
@@ -217,7 +217,7 @@ mod tests {
             run_bytes in 0u64..9,
             offsets in (0u64..20, 0u64..20),
         ) {
-            let place = |offset_bytes| Place { rank: 0, allocation: 0, offset_bytes };
+            let place = |offset_bytes| Location { rank: 0, allocation: 0, offset_bytes };
             let mut copy = StridedCopy {
                 source: place(offsets.0),
                 target: place(offsets.1),
