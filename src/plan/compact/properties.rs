@@ -3,14 +3,31 @@
 use proptest::prelude::*;
 
 use crate::plan::properties::{any_config, any_layers, check_worker, stages};
-use crate::plan::{Plan, PlanConfig, PlanError, Policy, plan};
-use crate::spec::StateCacheMode;
+use crate::plan::reference::latent_tuples;
+use crate::plan::{Group, Plan, PlanConfig, PlanError, Policy, plan};
+use crate::spec::{AttentionKind, StateCacheMode};
 
 fn compact(config: &PlanConfig) -> PlanConfig {
     PlanConfig {
         policy: Policy::Compact,
         ..config.clone()
     }
+}
+
+/// Whether the reference says that it holds more than it does: of layer tuples, and of chunks that begin
+/// inside a block.
+fn overstates(groups: &[Group]) -> bool {
+    let begins_inside = |group: &Group| {
+        let attention = group.spec.first().as_attention();
+        let fields = attention.map(|attention| attention.fields());
+        fields.is_some_and(|fields| {
+            let chunk = fields
+                .attention_chunk_size
+                .filter(|_| fields.kind == AttentionKind::ChunkedLocal);
+            chunk.is_some_and(|chunk| !chunk.is_multiple_of(fields.block_size))
+        })
+    };
+    latent_tuples::are_tuples(groups) || groups.iter().any(begins_inside)
 }
 
 /// Whether a plan holds a request of the longest sequence when block 0 is kept: the reference does not
@@ -64,7 +81,12 @@ proptest! {
         }
         if own.config.limits.max_model_len == longest && !own.workers[0].groups.is_empty() {
             let counted = own.capacity_of(longest).unwrap();
-            prop_assert_eq!(own.workers[0].max_concurrency, counted.requests());
+            let (ours, theirs) = (&own.workers[0], &reference.workers[0]);
+            prop_assert_eq!(ours.max_concurrency, counted.requests());
+            if config.reserved_blocks > 0 && !overstates(&theirs.groups) {
+                prop_assert!(ours.max_concurrency >= theirs.max_concurrency);
+                prop_assert!(ours.capacity_tokens >= theirs.capacity_tokens);
+            }
         }
     }
 

@@ -92,13 +92,18 @@ pub(super) fn best_split(
         if !split_at(num_blocks, classes, pool, lengths, &mut parts) {
             continue;
         }
-        if let Some(split) = weighed(&parts, classes, pool, lengths, floor)
-            && best.as_ref().is_none_or(|best| split.is_better_than(best))
-        {
-            best = Some(Split {
-                parts: parts.clone(),
-                ..split
-            });
+        let Some(mut split) = weighed(&parts, classes, pool, lengths, floor) else {
+            continue;
+        };
+        let wins = |split: &Split| best.as_ref().is_none_or(|best| split.is_better_than(best));
+        // Whether it steps far takes long to find out, and does not make it better.
+        if !wins(&split) {
+            continue;
+        }
+        split.steps_far = classes.step_far(&parts);
+        if wins(&split) {
+            split.parts.clone_from(&parts);
+            best = Some(split);
         }
     }
     // So that finishing it says what is missing.
@@ -219,7 +224,8 @@ fn fewest_groups(class: &Class, choice: &Choice, num_blocks: u64, pool: &Pool<'_
     Some(enough)
 }
 
-/// What a split holds and costs; `None` where it is below the floor. Its parts are left out.
+/// What a split holds and costs; `None` where it is below the floor. Its parts are left out, and so is
+/// whether it steps far.
 fn weighed(
     parts: &[Part],
     classes: &Classes,
@@ -266,7 +272,7 @@ fn weighed(
         parts: Vec::new(),
         groups,
         fits: blocks[1] <= usable,
-        steps_far: classes.step_far(parts),
+        steps_far: false,
         cost: lengths.cost(blocks, weight(usable, largest, pool.config), groups),
     })
 }
