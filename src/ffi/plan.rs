@@ -646,7 +646,9 @@ pub unsafe extern "C" fn kvpages_plan_resolve_block_sizes(
 
 /// Why a plan is as it is: for every group its layers, block and page sizes,
 /// padding and the reason for it, in total blocks, tokens, concurrency and bytes
-/// wasted.
+/// wasted; beside a compact plan the reference's plan of the same layers, and the
+/// change of what was asked for that would win most tokens. docs/explanation.md has
+/// the keys of the JSON.
 ///
 /// @param plan         Borrowed. Not NULL.
 /// @param format       One of KVPAGES_TEXT_FORMAT_*.
@@ -656,6 +658,8 @@ pub unsafe extern "C" fn kvpages_plan_resolve_block_sizes(
 /// @param[out] out_length  Bytes of the text, the NUL not counted, also when it
 ///                     does not fit. Not NULL.
 /// @retval KVPAGES_STATUS_BUFFER_TOO_SMALL  capacity is not more than the length.
+/// @note Cost: the first call for a format makes up to 26 plans of the same layers;
+///       the text is kept for later ones.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvpages_plan_copy_explanation(
