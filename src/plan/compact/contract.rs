@@ -130,8 +130,11 @@ fn faults(plan: &Plan) -> impl Iterator<Item = (&Layer, &Backend, &Spec, Fault)>
             let is_packed = is_packed && worker.bytes_per_block != spec.page().padded;
             let misplaced = || {
                 let owner = *group.layers.get(place)?;
-                let is_off = is_packed && !slot_is_aligned(worker, owner, backend);
-                is_off.then_some(Fault::Alignment)
+                let is_aligned = match is_packed {
+                    true => slot_is_aligned(worker, owner, backend),
+                    false => parts_are_aligned(worker, owner, spec, backend),
+                };
+                (!is_aligned).then_some(Fault::Alignment)
             };
             let fault = fault(spec, &[backend], is_packed).or_else(misplaced)?;
             Some((layer, backend, spec.as_ref(), fault))
@@ -148,6 +151,41 @@ fn slot_is_aligned(worker: &WorkerPlan, layer: usize, backend: &Backend) -> bool
     let mut slots = worker.tensors.iter();
     let slot = slots.find(|tensor| tensor.layers.contains(&layer));
     slot.is_none_or(|slot| (slot.offset | slot.block_stride).is_multiple_of(alignment))
+}
+
+/// Whether the blocks of a layer that is alone in its memory begin where its kernels want them also where
+/// they are spread: all keys, then all values.
+fn parts_are_aligned(worker: &WorkerPlan, layer: usize, spec: &Spec, backend: &Backend) -> bool {
+    let alignment = backend.contract().alignment;
+    let Some(attention) = spec.as_attention().filter(|_| alignment > 1) else {
+        return true;
+    };
+    let groups = worker.groups.iter();
+    let has_state = groups
+        .flat_map(|group| group.spec.specs())
+        .any(|spec| spec.as_state().is_some());
+    let mut tensors = worker.tensors.iter();
+    let is_alone = tensors.any(|tensor| tensor.layers == [layer]);
+    let Some(layout) = backend.layout(attention.fields().quant_mode) else {
+        return true;
+    };
+    // Pages that are shared lie one by one.
+    if has_state || !is_alone {
+        return true;
+    }
+    let ratio = kernel_blocks_of_block(attention, &[backend]).unwrap_or(1);
+    let element = attention.fields().dtype.bytes();
+    let outer = layout
+        .axes_in_memory()
+        .take_while(|&axis| axis != Axis::Block);
+    let step = outer.fold(attention.page().unpadded / ratio, |step, axis| match axis {
+        Axis::Kv => step / 2,
+        Axis::Head => step / attention.stored_heads().max(1),
+        Axis::Token => step / (attention.storage_block_size() / ratio).max(1),
+        // Nobody's kernels have blocks inside an element's place; a step of one element is the least.
+        Axis::Content | Axis::Block => step.min(element),
+    });
+    step.is_multiple_of(alignment)
 }
 
 /// Whether there may be something between two pages of a layer. One dimension of blocks and of something

@@ -154,6 +154,10 @@ fn usual_capacity(plan: &Plan) -> Option<Capacity> {
 
 /// The changes that are tried, the least first.
 fn candidates(plan: &Plan, asked: &PlanConfig) -> Vec<Change> {
+    if asked.num_blocks_override.is_some() {
+        // Of so many blocks larger ones hold more, and take more memory.
+        return shorter_by_a_block(plan);
+    }
     let mut all = flags(plan, asked);
     let kinds = kinds(plan);
     all.extend(kinds.iter().flat_map(Kind::other_block_sizes));
