@@ -202,6 +202,28 @@ fn why_the_reference_gives_no_plan() {
     }
 }
 
+/// All keys, then all values: what is aligned is half a page.
+#[test]
+fn blocks_of_keys_alone_must_be_aligned() {
+    let why = |block_size: u64| {
+        let contract = Contract {
+            alignment: 256,
+            ..Preset::RocmAttention.contract().unwrap()
+        };
+        let rocm = Arc::new(Backend::new(contract).unwrap());
+        let layers = with_backend([full(block_size, 8)], &rocm);
+        let own = plan_one(&layers, 1 << 20, &compact(64)).unwrap();
+        crate::plan::compact::why_unread(&own)
+    };
+    // 256 bytes of keys in a block of 32 tokens, 128 in one of 16.
+    assert_eq!(why(32), None);
+    let why = why(16).unwrap();
+    assert!(
+        why.contains("layer l0") && why.contains("ROCM_ATTN needs blocks aligned"),
+        "{why}"
+    );
+}
+
 /// L01, L02: how many blocks there would be, and which layer stands in the way.
 #[test]
 fn narrow_kernels_are_named() {
