@@ -27,7 +27,7 @@ KVPAGES_LAYOUT(kvpages_quantised_layout, memory_order, 16, 24);
 KVPAGES_LAYOUT(kvpages_backend_config, reserved0, 108, 112);
 KVPAGES_LAYOUT(kvpages_backend_info, has_layout, 44, 48);
 KVPAGES_LAYOUT(kvpages_layer, reserved0, 44, 48);
-KVPAGES_LAYOUT(kvpages_plan_config, reserved0, 68, 72);
+KVPAGES_LAYOUT(kvpages_plan_config, reserved1, 84, 88);
 KVPAGES_LAYOUT(kvpages_worker, memory_bytes, 8, 16);
 KVPAGES_LAYOUT(kvpages_shortfall, longest_model_len, 32, 40);
 KVPAGES_LAYOUT(kvpages_part_group, flags, 16, 24);
@@ -74,7 +74,25 @@ KVPAGES_LAYOUT(kvpages_request_ranges, num_ranges, 8, 16);
 KVPAGES_LAYOUT(kvpages_common_metadata, for_capture, 220, 224);
 KVPAGES_LAYOUT(kvpages_step, for_capture, 228, 232);
 KVPAGES_LAYOUT(kvpages_multimodal_item, is_embedded, 24, 32);
+KVPAGES_LAYOUT(kvpages_descriptor_config, num_model_kv_heads, 56, 64);
+KVPAGES_LAYOUT(kvpages_descriptor_info, context_parallel_interleave, 88, 96);
+KVPAGES_LAYOUT(kvpages_described_group, kernel_block_size, 16, 24);
+KVPAGES_LAYOUT(kvpages_described_layer, reserved0, 220, 224);
+KVPAGES_LAYOUT(kvpages_described_state, dtype, 36, 40);
+KVPAGES_LAYOUT(kvpages_run, size_bytes, 16, 24);
+KVPAGES_LAYOUT(kvpages_row, scale_elements, 32, 40);
+KVPAGES_LAYOUT(kvpages_reshard_config, num_targets, 32, 40);
+KVPAGES_LAYOUT(kvpages_block_move, target, 12, 16);
+KVPAGES_LAYOUT(kvpages_copy_step, target_step_bytes, 16, 24);
+KVPAGES_LAYOUT(kvpages_strided_copy, dims, 64, 208);
+KVPAGES_LAYOUT(kvpages_rank_memory, num_allocations, 8, 16);
 
+KVPAGES_GROWS(kvpages_descriptor_config);
+KVPAGES_GROWS(kvpages_descriptor_info);
+KVPAGES_GROWS(kvpages_described_group);
+KVPAGES_GROWS(kvpages_described_layer);
+KVPAGES_GROWS(kvpages_described_state);
+KVPAGES_GROWS(kvpages_reshard_config);
 KVPAGES_GROWS(kvpages_builder_info);
 KVPAGES_GROWS(kvpages_builder_callbacks);
 KVPAGES_GROWS(kvpages_attention_config);
@@ -123,6 +141,9 @@ static_assert(KVPAGES_QUANT_MODE_NVFP4 == 5);
 static_assert(KVPAGES_SPEC_KIND_STATE == 12 && KVPAGES_SPEC_KIND_MIXED == 100);
 static_assert(KVPAGES_STATE_KIND_CUSTOM == 6 && KVPAGES_STATE_CACHE_MODE_ALL == 2);
 static_assert(KVPAGES_PRESET_MAMBA1 == 30 && KVPAGES_PRESET_GATED_DELTA_NET == 34);
+static_assert(KVPAGES_ROW_FORMAT_NONE == 0 && KVPAGES_ROW_FORMAT_FP8_DS_MLA_V4 == 9);
+static_assert(KVPAGES_ROW_PART_KEY == 0 && KVPAGES_ROW_PART_VALUE == 1);
+static_assert(KVPAGES_STRIDED_COPY_MAX_DIMS == 6);
 static_assert(KVPAGES_PLAN_DRAFT_LAYERS == 16 && KVPAGES_BACKEND_SCALES_AT_PAGE_END == 4);
 
 namespace {
@@ -171,6 +192,12 @@ TEST(Abi, InitMacrosSetTheSizeAndNothingElse) {
     expect_init(kvpages_block_selection KVPAGES_BLOCK_SELECTION_INIT);
     expect_init(kvpages_kv_write KVPAGES_KV_WRITE_INIT);
     expect_init(kvpages_kv_gather KVPAGES_KV_GATHER_INIT);
+    expect_init(kvpages_descriptor_config KVPAGES_DESCRIPTOR_CONFIG_INIT);
+    expect_init(kvpages_descriptor_info KVPAGES_DESCRIPTOR_INFO_INIT);
+    expect_init(kvpages_described_group KVPAGES_DESCRIBED_GROUP_INIT);
+    expect_init(kvpages_described_layer KVPAGES_DESCRIBED_LAYER_INIT);
+    expect_init(kvpages_described_state KVPAGES_DESCRIBED_STATE_INIT);
+    expect_init(kvpages_reshard_config KVPAGES_RESHARD_CONFIG_INIT);
 }
 
 TEST(Abi, StatusNames) {

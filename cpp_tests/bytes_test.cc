@@ -2,6 +2,7 @@
 #include "support/api.h"
 #include "support/axes.h"
 #include "support/bytes.h"
+#include "support/descriptors.h"
 #include "support/expected.h"
 #include "support/failure.h"
 
@@ -196,6 +197,8 @@ void write_state(const Cache& cache, const Plan& plan, const std::string& name,
 // The memory of a plan, written by one layer.
 void check_alone(const Plan& plan, const Writer& writer, bool scales_at_end = false) {
     const Cache c = cache(plan);
+    expect_descriptor_of_views(c);
+    expect_reshards_to_itself(c);
     Image image(c);
     write(c, plan, writer, false, scales_at_end, every_block, image);
     EXPECT_EQ(image.difference(), "");
@@ -393,6 +396,8 @@ TEST(Bytes, LayersOfSeveralGroupsInOneTensor) {
             }
             const Plan p = plan_from(m, parts);
             const Cache c = cache(p);
+            expect_descriptor_of_views(c);
+            expect_reshards_to_itself(c);
             Image image(c);
             // A block belongs to one group at a time.
             const Chosen turns = [&layouts](std::int64_t block, std::size_t group) {
@@ -446,6 +451,8 @@ TEST(Bytes, PackedSlots) {
             }
             const Plan p = plan_from(m, parts);
             const Cache c = cache(p);
+            expect_descriptor_of_views(c);
+            expect_reshards_to_itself(c);
             ASSERT_EQ(kvpages_cache_num_allocations(c.get()), 1u);
             Image image(c);
             const Chosen turns = [](std::int64_t block, std::size_t group) {
@@ -486,6 +493,8 @@ TEST(Bytes, StatesBesideAttention) {
                 const Plan p = plan_from(m, parts);
                 EXPECT_EQ(worker_info(p).needs_zeroing, 1u);
                 const Cache c = cache(p);
+                expect_descriptor_of_views(c);
+                expect_reshards_to_itself(c);
                 Image image(c);
                 const Chosen turns = [](std::int64_t block, std::size_t group) {
                     return static_cast<std::size_t>(block) % 2 == group;
@@ -607,6 +616,8 @@ TEST(Bytes, ReportedStepsAreThoseOfTheBytes) {
         add(m, "layer", spec_of_two_heads(KVPAGES_DTYPE_F16), kernels(layout, 2, 0));
         const Plan p = plan_of_blocks(m, 3);
         const Cache c = cache(p);
+        expect_descriptor_of_views(c);
+        expect_reshards_to_itself(c);
         const ExpectedLayer wanted(pages_of(p, "layer"), AxisLayout(layout.layout, layout.order),
                                    false);
         const kvpages_view_report proven = report(c, "layer");

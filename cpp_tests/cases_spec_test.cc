@@ -79,8 +79,8 @@ TEST(CasesSpec, S07_PromotionKeepsTheQuantisation) {
     EXPECT_EQ(tensor_info(p, 1).size_bytes, 4 * 2176u);
 }
 
-// The reference keeps the promoted layer's own block, so it refuses. A better policy would give
-// both blocks of 64 tokens.
+// The reference keeps the promoted layer's own block, so it refuses. The compact policy gives both
+// blocks of 64 tokens.
 TEST(CasesSpec, S08_PromotionUnderTheReferenceKeepsTheBlockSize) {
     const Model m = model();
     add(m, "sliding", sliding(128, 16, 2, 64));
@@ -92,6 +92,10 @@ TEST(CasesSpec, S08_PromotionUnderTheReferenceKeepsTheBlockSize) {
                       KVPAGES_STATUS_INVALID_ARGUMENT, "hybrid_disabled_not_unifiable",
                       {"sliding", "full", "16", "64"}));
     EXPECT_EQ(raw, nullptr);
+    config.policy = KVPAGES_POLICY_COMPACT;
+    const Plan compact = plan({{m.get(), 1 << 30}}, config);
+    ASSERT_EQ(worker_info(compact).num_groups, 1u);
+    EXPECT_EQ(group_info(compact, 0).block_size, 64u);
     // With one block size nothing is in the way.
     const Model same = model();
     add(same, "sliding", sliding(128, 64, 2, 64));

@@ -1,11 +1,13 @@
 // Explanations: what they say is what the accessors say.
 #include "support/api.h"
+#include "support/failure.h"
 #include "support/world.h"
 
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
 #include <string>
+#include <utility>
 #include <vector>
 
 using namespace support;
@@ -146,6 +148,141 @@ TEST(Explain, TextNamesEveryGroupsFirstLayer) {
     }
 }
 
+// A compact plan is compared with the plan that the policy reference makes of the same layers.
+TEST(Explain, TheReferencesPlanIsBesideACompactOne) {
+    const Backend kernels = backend(packed_nhd);
+    const Model layers = model();
+    for (int number = 0; number < 5; ++number) {
+        add(layers, "sliding." + std::to_string(number), sliding(1024, 16, 4, 64), kernels);
+    }
+    add(layers, "full", full(16, 4, 24), kernels);
+    kvpages_plan_config config = plan_config(32768);
+    config.reserved_blocks = 1;
+    config.typical_len = 2048;
+    const std::int64_t memory = std::int64_t{1} << 30;
+    const Plan reference = plan({{layers.get(), memory}}, config);
+    EXPECT_TRUE(Json::parse(explanation(reference, KVPAGES_TEXT_FORMAT_JSON))
+                    .at("reference")
+                    .is_null());
+    config.policy = KVPAGES_POLICY_COMPACT;
+    const Plan own = plan({{layers.get(), memory}}, config);
+    expect_equal_to_accessors(own);
+    const Json beside = Json::parse(explanation(own, KVPAGES_TEXT_FORMAT_JSON)).at("reference");
+    EXPECT_TRUE(beside.at("error").is_null());
+    EXPECT_EQ(beside.at("is_taken"), false);
+    for (const auto& [which, of_plan] : {std::pair<const char*, const Plan&>{"plan", reference},
+                                         std::pair<const char*, const Plan&>{"own_plan", own}}) {
+        SCOPED_TRACE(which);
+        const kvpages_worker_info info = worker_info(of_plan);
+        EXPECT_EQ(beside.at(which).at("num_blocks"), info.num_blocks);
+        EXPECT_EQ(beside.at(which).at("num_groups"), info.num_groups);
+        EXPECT_EQ(beside.at(which).at("bytes_per_block"), info.bytes_per_block);
+        EXPECT_EQ(beside.at(which).at("capacity_tokens"), info.capacity_tokens);
+        EXPECT_EQ(beside.at(which).at("tensor_bytes"), info.total_bytes);
+        const Json of_worker =
+            Json::parse(explanation(of_plan, KVPAGES_TEXT_FORMAT_JSON)).at("workers").at(0);
+        EXPECT_EQ(beside.at(which).at("wasted_bytes"), of_worker.at("wasted_bytes"));
+    }
+    ASSERT_EQ(beside.at("lengths").size(), 2u);
+    EXPECT_EQ(beside.at("lengths").at(0).at("len"), 2048u);
+    EXPECT_EQ(beside.at("lengths").at(1).at("len"), 32768u);
+    for (const Json& held : beside.at("lengths")) {
+        EXPECT_GT(held.at("ratio").get<double>(), 1.1);
+        EXPECT_GT(held.at("tokens").get<std::uint64_t>(),
+                  held.at("tokens_of_reference").get<std::uint64_t>());
+    }
+    const std::string text = explanation(own, KVPAGES_TEXT_FORMAT_TEXT);
+    for (const Json& reason : beside.at("reasons")) {
+        EXPECT_NE(text.find(reason.get<std::string>()), std::string::npos) << text;
+    }
+    EXPECT_NE(text.find("larger blocks instead of padding"), std::string::npos) << text;
+}
+
+// G03a: the reference gives up, and the explanation of the plan that there is says why.
+TEST(Explain, WhyTheReferenceGivesNoPlan) {
+    const Model layers = model();
+    add(layers, "full", page_of(3072, 16));
+    kvpages_spec window = page_of(4096, 16);
+    window.kind = KVPAGES_SPEC_KIND_SLIDING_WINDOW;
+    window.sliding_window = 64;
+    add(layers, "window", window);
+    kvpages_plan_config config = plan_config(4096);
+    kvpages_plan* raw = nullptr;
+    ASSERT_NE(try_plan({{layers.get(), 1 << 24}}, config, &raw), KVPAGES_STATUS_OK);
+    const std::string why = kvpages_last_error_message();
+    config.policy = KVPAGES_POLICY_COMPACT;
+    const Plan own = plan({{layers.get(), 1 << 24}}, config);
+    const Json beside = Json::parse(explanation(own, KVPAGES_TEXT_FORMAT_JSON)).at("reference");
+    EXPECT_EQ(beside.at("error"), why);
+    EXPECT_TRUE(beside.at("plan").is_null());
+    const std::string text = explanation(own, KVPAGES_TEXT_FORMAT_TEXT);
+    EXPECT_NE(text.find("the policy reference gives no plan: " + why), std::string::npos) << text;
+}
+
+// What is advised is done, and gives what it promised.
+TEST(Explain, TheCheapestChangeKeepsItsPromise) {
+    const auto planned = [](std::uint64_t block_size) {
+        const Backend kernels = backend(packed_nhd);
+        const Model layers = model();
+        for (int number = 0; number < 4; ++number) {
+            add(layers, "layers." + std::to_string(number), full(block_size, 2, 32), kernels);
+        }
+        kvpages_plan_config config = plan_config(150);
+        config.policy = KVPAGES_POLICY_COMPACT;
+        config.reserved_blocks = 1;
+        return plan({{layers.get(), 1 << 24}}, config);
+    };
+    const Plan now = planned(128);
+    const Json change =
+        Json::parse(explanation(now, KVPAGES_TEXT_FORMAT_JSON)).at("cheapest_change");
+    ASSERT_EQ(change.at("change"), "block_size");
+    EXPECT_EQ(change.at("kind"), "full attention");
+    EXPECT_EQ(change.at("from"), 128u);
+    EXPECT_EQ(change.at("tokens_now"), worker_info(now).capacity_tokens);
+    const Plan then = planned(change.at("to").get<std::uint64_t>());
+    EXPECT_EQ(change.at("tokens"), worker_info(then).capacity_tokens);
+    EXPECT_GT(worker_info(then).capacity_tokens, worker_info(now).capacity_tokens);
+    const std::string text = explanation(now, KVPAGES_TEXT_FORMAT_TEXT);
+    EXPECT_NE(text.find("cheapest change: " + change.at("text").get<std::string>()),
+              std::string::npos)
+        << text;
+}
+
+// L01, L02: kernels with 32-bit offsets get the most blocks that they reach, a cache can be made of
+// them, and the explanation says what stands in the way of more.
+TEST(Explain, L02_NarrowKernelsAreNamed) {
+    const std::uint64_t step = 1039680;
+    BackendOptions options;
+    options.layout = packed_nhd;
+    options.index_bits = 32;
+    const Backend narrow = backend(options);
+    const Model layers = model();
+    add(layers, "layers.0", page_of(step), narrow);
+    kvpages_plan_config config = plan_config(64);
+    config.policy = KVPAGES_POLICY_COMPACT;
+    const auto memory = static_cast<std::int64_t>(3000 * step);
+    const Plan own = plan({{layers.get(), memory}}, config);
+    EXPECT_EQ(worker_info(own).num_blocks, 2065u);
+    const kvpages_view_report out = report(cache(own), "layers.0");
+    EXPECT_EQ(out.largest_element_offset, 2065 * step - 1);
+    EXPECT_EQ(out.fits_int32, 1u);
+    const Json index = Json::parse(explanation(own, KVPAGES_TEXT_FORMAT_JSON))
+                           .at("workers")
+                           .at(0)
+                           .at("narrow_index");
+    EXPECT_EQ(index.at("layer"), "layers.0");
+    EXPECT_EQ(index.at("backend"), "kernels");
+    EXPECT_EQ(index.at("blocks_of_memory"), 3000u);
+    const std::string text = explanation(own, KVPAGES_TEXT_FORMAT_TEXT);
+    EXPECT_NE(text.find("reaches 2065 blocks; there is memory for 3000"), std::string::npos) << text;
+    // The reference plans them all, and is refused.
+    config.policy = KVPAGES_POLICY_REFERENCE;
+    kvpages_plan* raw = nullptr;
+    EXPECT_TRUE(fails(try_plan({{layers.get(), memory}}, config, &raw),
+                      KVPAGES_STATUS_CONTRACT_BROKEN, "index_width_exceeded", {"layers.0"}));
+    EXPECT_EQ(raw, nullptr);
+}
+
 TEST(Explain, APlanFromPartsSaysWhatIsNotKnown) {
     const Model m = model();
     add(m, "A", full(16, 2, 8), backend(packed_nhd));
@@ -161,6 +298,10 @@ TEST(Explain, APlanFromPartsSaysWhatIsNotKnown) {
         EXPECT_EQ(info.row_blocks, 0u);
         EXPECT_EQ(info.table_width_blocks, 0u);
         EXPECT_EQ(info.blocks_per_request, 0u);
+    }
+    const Json json = Json::parse(explanation(p, KVPAGES_TEXT_FORMAT_JSON));
+    for (const char* key : {"reference", "cheapest_change", "one_more_request"}) {
+        EXPECT_TRUE(json.at(key).is_null()) << key;
     }
     const std::string text = explanation(p, KVPAGES_TEXT_FORMAT_TEXT);
     EXPECT_NE(text.find("one request       unknown"), std::string::npos);

@@ -1013,6 +1013,8 @@ TEST(HostileValues, UnknownNumbersFlagsAndReservedFields) {
     of_plan("0x80000000", [](kvpages_plan_config& p) { p.flags = 0x80000000u; });
     of_plan("3", [](kvpages_plan_config& p) { p.state_cache_mode = 3; });
     of_plan("5", [](kvpages_plan_config& p) { p.reserved0 = 5; });
+    of_plan("2", [](kvpages_plan_config& p) { p.choose_block_sizes = 2; });
+    of_plan("7", [](kvpages_plan_config& p) { p.reserved1 = 7; });
     for (const std::uint64_t flags : {std::uint64_t{2}, std::uint64_t{1} << 63}) {
         table.push_back({"part group", "", [&w, flags] {
                              const char* const names[]{"layers.0.attn"};

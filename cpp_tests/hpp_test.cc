@@ -22,6 +22,8 @@ static_assert(moves_only<kvpages::Model>);
 static_assert(moves_only<kvpages::Plan>);
 static_assert(moves_only<kvpages::Memory>);
 static_assert(moves_only<kvpages::Cache>);
+static_assert(moves_only<kvpages::Descriptor>);
+static_assert(moves_only<kvpages::Reshard>);
 
 kvpages::AttentionSpec spec(std::uint64_t window = 0) {
     kvpages::AttentionSpec made;
@@ -201,6 +203,41 @@ TEST(Hpp, PlanConfigReachesThePlan) {
     EXPECT_EQ(kvpages::Plan::make(model, packed).tensor(0).block_stride_bytes, 1024u);
 }
 
+TEST(Hpp, PoliciesAreChosen) {
+    // 20 full layers and 30 sliding ones: 20, 15 and 15, or 10 in each group.
+    const auto backend = kvpages::Backend::preset(kvpages::Preset::flash_attention_nhd);
+    kvpages::AttentionSpec full;
+    full.num_kv_heads = 1;
+    full.head_size = 16;
+    kvpages::AttentionSpec sliding = full;
+    sliding.kind = kvpages::AttentionKind::sliding_window;
+    sliding.sliding_window = 64;
+    kvpages::Model model;
+    for (int i = 0; i < 50; ++i) {
+        model.add("layers." + std::to_string(i) + ".attn", i < 20 ? full : sliding, backend);
+    }
+    kvpages::PlanConfig config;
+    config.memory_bytes = 1 << 26;
+    config.max_model_len = 512;
+    config.max_tokens_in_flight = 16;
+    config.reserved_blocks = 1;
+    config.policy = kvpages::Policy::reference;
+    const auto reference = kvpages::Plan::make(model, config).worker();
+    EXPECT_EQ(reference.num_groups, 3u);
+    config.policy = kvpages::Policy::compact;
+    config.typical_len = 300;
+    const auto plan = kvpages::Plan::make(model, config);
+    EXPECT_EQ(plan.worker().num_groups, 5u);
+    EXPECT_EQ(plan.worker().num_tensors, 10u);
+    EXPECT_GT(plan.worker().capacity_tokens, reference.capacity_tokens);
+    const auto cache = kvpages::Cache::allocate(plan, kvpages::Memory::host());
+    EXPECT_EQ(cache.view("layers.0.attn").data, cache.view("layers.20.attn").data);
+    // Nothing may be counted twice: block 0 is kept although nobody says so.
+    config.reserved_blocks = 0;
+    EXPECT_EQ(kvpages::Plan::make(model, config).worker().capacity_tokens,
+              plan.worker().capacity_tokens);
+}
+
 TEST(Hpp, SpecsAndBackendsOfOnesOwn) {
     kvpages::StateSpec state;
     state.add(kvpages::Dtype::bf16, {3, 8}).add(kvpages::Dtype::f32, {2, 4});
@@ -235,4 +272,57 @@ TEST(Hpp, SpecsAndBackendsOfOnesOwn) {
     const auto error = thrown([&] { static_cast<void>(kvpages::Backend(own)); });
     ASSERT_TRUE(error);
     EXPECT_EQ(error->kind(), "layout_unknown_axis");
+}
+
+TEST(Hpp, DescriptorsAndResharding) {
+    const auto cache_of = [](std::uint64_t heads, kvpages::Preset preset) {
+        kvpages::AttentionSpec of_rank = spec();
+        of_rank.num_kv_heads = heads;
+        kvpages::Model model;
+        model.add("layers.0", of_rank, kvpages::Backend::preset(preset));
+        kvpages::PlanConfig config;
+        config.num_blocks_override = 4;
+        config.max_model_len = 16;
+        return kvpages::Cache::allocate(kvpages::Plan::make(model, config),
+                                        kvpages::Memory::host());
+    };
+    const auto whole = cache_of(2, kvpages::Preset::flash_attention_nhd);
+    const auto half = cache_of(1, kvpages::Preset::flash_attention_hnd);
+    kvpages::DescriptorConfig of_whole;
+    of_whole.tensor_parallel_size = 1;
+    kvpages::DescriptorConfig of_half;
+    of_half.tensor_parallel_size = 2;
+    of_half.tensor_parallel_rank = 1;
+    of_half.model_kv_heads = {2};
+    const auto source = kvpages::Descriptor::parse(whole.descriptor(of_whole));
+    const auto target = kvpages::Descriptor::parse(half.descriptor(of_half));
+    EXPECT_EQ(source.json(), whole.descriptor(of_whole));
+    EXPECT_EQ(source.info().num_blocks, 4u);
+    EXPECT_EQ(source.num_layers(), 1u);
+    EXPECT_STREQ(source.layer_name(0), "layers.0");
+    EXPECT_EQ(source.find("layers.0"), 0u);
+    EXPECT_EQ(source.group(0).block_size, 16u);
+    EXPECT_EQ(source.allocation_bytes(0), whole.allocation(0).size_bytes);
+    EXPECT_EQ(target.layer(0).first_model_kv_head, 1u);
+    ASSERT_EQ(source.block_runs(0, 3).size(), 1u);
+
+    // The value of head 1 of slot 5 goes from block 3 to block 2, where it is head 0.
+    const kvpages_row from = source.value(0, 3, 5, 1);
+    const kvpages_row to = target.value(0, 2, 5, 0);
+    auto* bytes = static_cast<unsigned char*>(whole.allocation(0).data);
+    bytes[from.offset_bytes] = 0x7A;
+    EXPECT_NE(from.offset_bytes, source.key(0, 3, 5, 1).offset_bytes);
+    const kvpages::Descriptor* const sources[] = {&source};
+    const kvpages::Descriptor* const targets[] = {&target};
+    const auto reshard = kvpages::Reshard::make(sources, targets);
+    const kvpages_block_move moves[] = {{0, 3, 2}};
+    const kvpages_allocation of_source = whole.allocation(0);
+    const kvpages_allocation of_target = half.allocation(0);
+    const kvpages_rank_memory source_memory[] = {{&of_source, 1}};
+    const kvpages_rank_memory target_memory[] = {{&of_target, 1}};
+    kvpages::copy_strided(reshard.copies(moves), source_memory, target_memory);
+    EXPECT_EQ(static_cast<unsigned char*>(of_target.data)[to.offset_bytes], 0x7A);
+    const auto error = thrown([&] { kvpages::Descriptor::parse("{}"); });
+    ASSERT_TRUE(error);
+    EXPECT_EQ(error->kind(), "descriptor_not_json");
 }

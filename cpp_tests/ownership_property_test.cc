@@ -3,6 +3,7 @@
 #include "support/api.h"
 #include "support/axes.h"
 #include "support/bytes.h"
+#include "support/descriptors.h"
 #include "support/expected.h"
 #include "support/failure.h"
 
@@ -10,6 +11,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <functional>
 #include <map>
 #include <memory>
 #include <random>
@@ -422,7 +424,10 @@ struct Counts {
 void allocate_and_check(const RandomModel& made, const Plan& plan) {
     std::fill(buffer(), buffer() + buffer_bytes, static_cast<unsigned char>(0xEE));
     const Memory memory = adopted_memory(buffer(), buffer_bytes);
-    check(made, plan, cache(plan, memory));
+    const Cache c = cache(plan, memory);
+    expect_descriptor_of_views(c);
+    expect_reshards_to_itself(c);
+    check(made, plan, c);
 }
 
 std::vector<std::string> names_of(const RandomModel& made) {
@@ -448,16 +453,16 @@ kvpages_plan_config random_config(Random& random) {
     return config;
 }
 
-}  // namespace
-
-TEST(OwnershipProperty, PlannedModels) {
+// Plans random models, checks every byte of those that have a plan, and counts both.
+Counts plan_and_check(const std::function<void(Random&, kvpages_plan_config&)>& change) {
     Counts counts;
     for (std::uint64_t seed = 0; seed < 4000; ++seed) {
         SCOPED_TRACE("seed " + std::to_string(seed));
         Random random(seed);
         const RandomModel made = random_model(random);
-        const kvpages_plan_config config = random_config(random);
+        kvpages_plan_config config = random_config(random);
         const auto bytes = static_cast<std::int64_t>(random.below(6000));
+        change(random, config);
         auto* raw = reinterpret_cast<kvpages_plan*>(&counts);
         const std::int32_t status = try_plan({{made.handle.get(), bytes}}, config, &raw);
         if (status == KVPAGES_STATUS_OK) {
@@ -470,13 +475,33 @@ TEST(OwnershipProperty, PlannedModels) {
             expect_reason(failure, names_of(made));
             EXPECT_EQ(raw, nullptr);
         }
-        if (HasFailure()) {
-            return;
+        if (testing::Test::HasFailure()) {
+            break;
         }
     }
+    return counts;
+}
+
+}  // namespace
+
+TEST(OwnershipProperty, PlannedModels) {
+    const Counts counts = plan_and_check([](Random&, kvpages_plan_config&) {});
     EXPECT_GT(counts.planned, 1000);
     EXPECT_GT(counts.refused, 500);
     EXPECT_GT(counts.kinds.size(), 8u);
+    for (const auto& [kind, count] : counts.kinds) {
+        RecordProperty(kind, count);
+    }
+}
+
+TEST(OwnershipProperty, CompactlyPlannedModels) {
+    const Counts counts = plan_and_check([](Random& random, kvpages_plan_config& config) {
+        config.policy = KVPAGES_POLICY_COMPACT;
+        config.typical_len = random.below(12);
+        config.choose_block_sizes = random.one_in(3) ? 1u : 0u;
+    });
+    EXPECT_GT(counts.planned, 1000);
+    EXPECT_GT(counts.refused, 500);
     for (const auto& [kind, count] : counts.kinds) {
         RecordProperty(kind, count);
     }

@@ -46,6 +46,7 @@
 //! | [`cuda`] | the CUDA driver: contexts, devices, device memory, streams, launches |
 //! | [`memory`] | where bytes come from: host, the engine's allocator, an adopted buffer |
 //! | [`view`] | shape and stride algebra, and the proof |
+//! | [`descriptor`] | a cache as plain data: read and written, addresses, resharding |
 //! | [`ops`] | zero, copy, write and gather over views |
 //! | [`cache`] | plan and memory together; binding order, regions |
 //! | [`ffi`] | the C ABI, one file for each section of the header |
@@ -54,6 +55,7 @@ pub mod attention;
 pub mod backend;
 pub mod cache;
 pub mod cuda;
+pub mod descriptor;
 pub mod dtype;
 pub mod ffi;
 mod kernels;

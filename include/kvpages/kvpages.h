@@ -25,6 +25,10 @@
  * - view: how one layer sees its pool tensor: data, element type, shape, strides.
  * - state: the memory of a Mamba or linear-attention layer, which has one entry
  *   for a request instead of one for each token.
+ * - descriptor: a cache as plain data, for another process.
+ * - run: a piece of a page; a page is one run, or several when keys and values of
+ *   all blocks lie apart.
+ * - row: one key or one value of one slot and head, or one latent.
  *
  * Errors
  * ------
@@ -204,6 +208,11 @@
  * than without it.
  */
 #define KVPAGES_TABLES_ALIGNED_ROWS 1
+
+/**
+ * Dimensions of a strided copy at most.
+ */
+#define KVPAGES_STRIDED_COPY_MAX_DIMS 6
 
 /**
  * Result of every call that can fail. Zero is success, every failure is
@@ -597,6 +606,14 @@ enum kvpages_policy
      * Exactly the rules of vLLM 0.26.
      */
     KVPAGES_POLICY_REFERENCE = 1,
+    /**
+     * The most tokens in the same memory: at the usual and at the longest length no
+     * plan of this policy holds fewer requests than the reference's (but for models
+     * that the reference splits into more than 32 groups, where a few tokens go for
+     * far fewer groups). Block 0 is counted as reserved, also where reserved_blocks
+     * is 0.
+     */
+    KVPAGES_POLICY_COMPACT = 2,
 };
 #ifndef __cplusplus
 #if __STDC_VERSION__ >= 202311L
@@ -719,6 +736,89 @@ typedef uint32_t kvpages_modality;
 #endif // __cplusplus
 
 /**
+ * What the rows of a layer are made of. A row is one key or one value of one slot
+ * and head, or what is stored instead of both.
+ */
+enum kvpages_row_format
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    /**
+     * It has no rows: it keeps states, or no backend says how its pages are read.
+     */
+    KVPAGES_ROW_FORMAT_NONE = 0,
+    /**
+     * Elements, each a number.
+     */
+    KVPAGES_ROW_FORMAT_PLAIN = 1,
+    /**
+     * fp8; the one scale of the layer is the engine's.
+     */
+    KVPAGES_ROW_FORMAT_FP8_PER_TENSOR = 2,
+    /**
+     * int8 and a scale for each row.
+     */
+    KVPAGES_ROW_FORMAT_INT8_PER_TOKEN_HEAD = 3,
+    /**
+     * fp8 and a scale for each row.
+     */
+    KVPAGES_ROW_FORMAT_FP8_PER_TOKEN_HEAD = 4,
+    /**
+     * Two int4 in a byte, and a scale for each row.
+     */
+    KVPAGES_ROW_FORMAT_INT4_PER_TOKEN_HEAD = 5,
+    /**
+     * Two fp4 in a byte, and a scale for each 16; a kernel's own order in a page.
+     */
+    KVPAGES_ROW_FORMAT_NVFP4 = 6,
+    /**
+     * A key and a value packed into one row.
+     */
+    KVPAGES_ROW_FORMAT_TURBO_QUANT = 7,
+    /**
+     * DeepSeek V3.2's packed latent.
+     */
+    KVPAGES_ROW_FORMAT_FP8_DS_MLA = 8,
+    /**
+     * DeepSeek V4's packed latent; a kernel's own order in a page.
+     */
+    KVPAGES_ROW_FORMAT_FP8_DS_MLA_V4 = 9,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum kvpages_row_format kvpages_row_format;
+#else
+typedef uint32_t kvpages_row_format;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/**
+ * Which row of a slot and head.
+ */
+enum kvpages_row_part
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    /**
+     * The key, or what is stored instead of keys and values.
+     */
+    KVPAGES_ROW_PART_KEY = 0,
+    /**
+     * The value.
+     */
+    KVPAGES_ROW_PART_VALUE = 1,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum kvpages_row_part kvpages_row_part;
+#else
+typedef uint32_t kvpages_row_part;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/**
  * The attention groups of one worker, their metadata builders, and what these
  * made of the last step.
  *
@@ -742,6 +842,16 @@ typedef struct kvpages_backend kvpages_backend;
  * with the bytes is up to the engine.
  */
 typedef struct kvpages_cache kvpages_cache;
+
+/**
+ * All that a transfer engine, or another process, needs to find any block of any
+ * layer in the allocations of a cache. It has no addresses, only offsets from the
+ * start of each allocation, which whoever has the memory knows.
+ *
+ * Immutable: all calls on it may run concurrently. docs/descriptor.md is the manual
+ * of the JSON.
+ */
+typedef struct kvpages_descriptor kvpages_descriptor;
 
 /**
  * Where a cache's bytes come from. Immutable: all calls on it may run
@@ -783,6 +893,15 @@ typedef struct kvpages_ops kvpages_ops;
  * of blocks. Immutable: all calls on it may run concurrently.
  */
 typedef struct kvpages_plan kvpages_plan;
+
+/**
+ * How blocks of some ranks' caches become blocks of others': which bytes go where
+ * when keys and values move between tensor-parallel sizes, or between layouts.
+ *
+ * Immutable: all calls on it may run concurrently. It keeps nothing of the
+ * descriptors.
+ */
+typedef struct kvpages_reshard kvpages_reshard;
 
 /**
  * Which blocks hold each request, and where each token of a step goes, in the
@@ -1443,11 +1562,26 @@ typedef struct kvpages_plan_config {
      * Zero.
      */
     uint32_t reserved0;
+    /**
+     * Tokens of a usual request, which the compact policy saves memory for besides
+     * the longest; 0 for max_model_len.
+     */
+    uint64_t typical_len;
+    /**
+     * 1 when the layers' block sizes are no one's wish: the compact policy chooses
+     * sizes that their kernels take, smaller ones too, and padding that was given
+     * with states is dropped.
+     */
+    uint32_t choose_block_sizes;
+    /**
+     * Zero.
+     */
+    uint32_t reserved1;
 } kvpages_plan_config;
 
 /** kvpages_plan_config with struct_size set and all else zero. */
 #define KVPAGES_PLAN_CONFIG_INIT {sizeof(kvpages_plan_config), 0, 0, 0, 0, \
-    0, 0, 0, 0, 0, 0}
+    0, 0, 0, 0, 0, 0, 0, 0, 0}
 
 /**
  * One rank: the layers it holds and the memory it has for them. Frozen.
@@ -3367,6 +3501,469 @@ typedef struct kvpages_kv_gather {
 #define KVPAGES_KV_GATHER_INIT {sizeof(kvpages_kv_gather), NULL, 0, NULL, 0, \
     NULL, 0, 0, 0, NULL}
 
+/**
+ * What a cache cannot know of its rank, for its descriptor. Zero everywhere is: not
+ * told. Blocks can be found without it; kvpages_reshard_create() needs the heads.
+ */
+typedef struct kvpages_descriptor_config {
+    /**
+     * sizeof(kvpages_descriptor_config) as the caller compiled it.
+     */
+    size_t struct_size;
+    /**
+     * Ranks that divide the kv heads, this one included. 0: not told.
+     */
+    uint64_t tensor_parallel_size;
+    /**
+     * Which of them this one is.
+     */
+    uint64_t tensor_parallel_rank;
+    /**
+     * Ranks that divide the tokens, this one included. 0: not told.
+     */
+    uint64_t context_parallel_size;
+    /**
+     * Which of them this one is.
+     */
+    uint64_t context_parallel_rank;
+    /**
+     * Tokens that go to one rank before the next one's turn; 0 for 1.
+     */
+    uint64_t context_parallel_interleave;
+    /**
+     * Kv heads of the whole model, for each layer of the cache in its order; 0 for
+     * those of all ranks together. Borrowed. NULL: that is so of all layers. It
+     * takes a number where each head is on several ranks: 8 heads on 16 ranks are
+     * 1 on each, as 16 heads are.
+     */
+    const uint64_t *model_kv_heads;
+    /**
+     * Entries of model_kv_heads: 0, or the layers of the cache.
+     */
+    size_t num_model_kv_heads;
+} kvpages_descriptor_config;
+
+/** kvpages_descriptor_config with struct_size set and all else zero. */
+#define KVPAGES_DESCRIPTOR_CONFIG_INIT {sizeof(kvpages_descriptor_config), \
+    0, 0, 0, 0, 0, NULL, 0}
+
+/**
+ * What a descriptor is about.
+ */
+typedef struct kvpages_descriptor_info {
+    /**
+     * sizeof(kvpages_descriptor_info) as the caller compiled it.
+     */
+    size_t struct_size;
+    /**
+     * Blocks that had memory when the descriptor was made.
+     */
+    uint64_t num_blocks;
+    /**
+     * Blocks that have addresses.
+     */
+    uint64_t max_blocks;
+    /**
+     * What each allocation's start is a multiple of.
+     */
+    uint64_t alignment_bytes;
+    /**
+     * Allocations.
+     */
+    uint64_t num_allocations;
+    /**
+     * Groups.
+     */
+    uint64_t num_groups;
+    /**
+     * Layers: those of the cache, then those whose pages no backend reads.
+     */
+    uint64_t num_layers;
+    /**
+     * Ranks that divide the kv heads; 0 when it was not told.
+     */
+    uint64_t tensor_parallel_size;
+    /**
+     * Which of them this one is.
+     */
+    uint64_t tensor_parallel_rank;
+    /**
+     * Ranks that divide the tokens; 0 when it was not told.
+     */
+    uint64_t context_parallel_size;
+    /**
+     * Which of them this one is.
+     */
+    uint64_t context_parallel_rank;
+    /**
+     * Tokens that go to one rank before the next one's turn.
+     */
+    uint64_t context_parallel_interleave;
+} kvpages_descriptor_info;
+
+/** kvpages_descriptor_info with struct_size set and all else zero. */
+#define KVPAGES_DESCRIPTOR_INFO_INIT {sizeof(kvpages_descriptor_info), 0, 0, \
+    0, 0, 0, 0, 0, 0, 0, 0, 0}
+
+/**
+ * Layers that share a block table, in a descriptor.
+ */
+typedef struct kvpages_described_group {
+    /**
+     * sizeof(kvpages_described_group) as the caller compiled it.
+     */
+    size_t struct_size;
+    /**
+     * Tokens of one block.
+     */
+    uint64_t block_size;
+    /**
+     * Tokens of one kernel block; 0 when no layer has a backend.
+     */
+    uint64_t kernel_block_size;
+} kvpages_described_group;
+
+/** kvpages_described_group with struct_size set and all else zero. */
+#define KVPAGES_DESCRIBED_GROUP_INIT {sizeof(kvpages_described_group), 0, 0}
+
+/**
+ * A layer in a descriptor. Slot s of block b is in kernel block k = b * (block_slots /
+ * kernel_block_slots) + s / kernel_block_slots, in whole numbers. Element e of the key
+ * of head h is there k * kernel_block_stride + (s % kernel_block_slots) * slot_stride +
+ * h * head_stride + e * content_stride elements behind offset_bytes, and its value
+ * value_offset elements further. kvpages_descriptor_get_row() computes it.
+ */
+typedef struct kvpages_described_layer {
+    /**
+     * sizeof(kvpages_described_layer) as the caller compiled it.
+     */
+    size_t struct_size;
+    /**
+     * The group whose block table it follows.
+     */
+    uint64_t group;
+    /**
+     * The layer whose pages these are: another one when the layer shares.
+     */
+    uint64_t owner_layer;
+    /**
+     * The allocation that holds its pages.
+     */
+    uint64_t allocation;
+    /**
+     * Where the first run of block 0 starts in the allocation.
+     */
+    uint64_t offset_bytes;
+    /**
+     * Bytes from block to block.
+     */
+    uint64_t block_step_bytes;
+    /**
+     * Runs of a page: 1 when it is in one piece.
+     */
+    uint64_t num_runs;
+    /**
+     * Bytes of one run.
+     */
+    uint64_t run_bytes;
+    /**
+     * Bytes from run to run of a page; 0 for one run.
+     */
+    uint64_t run_step_bytes;
+    /**
+     * Bytes of all runs.
+     */
+    uint64_t page_size_bytes;
+    /**
+     * Those that hold something; the others are padding.
+     */
+    uint64_t content_bytes;
+    /**
+     * States in a page; 0 for a layer that keeps none.
+     */
+    uint64_t num_states;
+    /**
+     * Kv heads on this rank; this and all below are 0 for a layer without rows.
+     */
+    uint64_t num_kv_heads;
+    /**
+     * Kv heads of the whole model; 0 when that is not known.
+     */
+    uint64_t model_kv_heads;
+    /**
+     * The model's number of head 0, if model_kv_heads is known.
+     */
+    uint64_t first_model_kv_head;
+    /**
+     * Slots of a block: its tokens, or fewer where several share one.
+     */
+    uint64_t block_slots;
+    /**
+     * Slots of a kernel block.
+     */
+    uint64_t kernel_block_slots;
+    /**
+     * Elements from kernel block to kernel block.
+     */
+    uint64_t kernel_block_stride;
+    /**
+     * Elements from slot to slot of a kernel block.
+     */
+    uint64_t slot_stride;
+    /**
+     * Elements from head to head; 0 when the layout has no heads.
+     */
+    uint64_t head_stride;
+    /**
+     * Elements from one element of a row to the next.
+     */
+    uint64_t content_stride;
+    /**
+     * Elements from a key to its value; 0 when there is no value of its own.
+     */
+    uint64_t value_offset;
+    /**
+     * Stored elements of a key, or of what is stored instead of keys and values.
+     */
+    uint64_t key_elements;
+    /**
+     * Stored elements of a value; 0 when there is none of its own.
+     */
+    uint64_t value_elements;
+    /**
+     * Elements that the scale behind each key and value takes; 0 when it lies
+     * elsewhere.
+     */
+    uint64_t inline_scale_elements;
+    /**
+     * Bytes of the scales behind all rows of a page; 0 when they lie elsewhere.
+     */
+    uint64_t page_end_scale_bytes;
+    /**
+     * One of KVPAGES_DTYPE_*: type of the rows' elements.
+     */
+    uint32_t dtype;
+    /**
+     * One of KVPAGES_DTYPE_*: type of the scales; 0 when none are stored.
+     */
+    uint32_t scale_dtype;
+    /**
+     * One of KVPAGES_ROW_FORMAT_*.
+     */
+    uint32_t row_format;
+    /**
+     * 0.
+     */
+    uint32_t reserved0;
+} kvpages_described_layer;
+
+/** kvpages_described_layer with struct_size set and all else zero. */
+#define KVPAGES_DESCRIBED_LAYER_INIT {sizeof(kvpages_described_layer), 0, 0, \
+    0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, \
+    0, 0, 0}
+
+/**
+ * A state in a descriptor.
+ */
+typedef struct kvpages_described_state {
+    /**
+     * sizeof(kvpages_described_state) as the caller compiled it.
+     */
+    size_t struct_size;
+    /**
+     * Where it starts in the page.
+     */
+    uint64_t offset_bytes;
+    /**
+     * Its bytes; elements lie one after another.
+     */
+    uint64_t size_bytes;
+    /**
+     * Sizes of its dimensions, ndim of them. Kept until the descriptor is destroyed.
+     */
+    const uint64_t *shape;
+    /**
+     * Number of dimensions.
+     */
+    uint32_t ndim;
+    /**
+     * One of KVPAGES_DTYPE_*.
+     */
+    uint32_t dtype;
+} kvpages_described_state;
+
+/** kvpages_described_state with struct_size set and all else zero. */
+#define KVPAGES_DESCRIBED_STATE_INIT {sizeof(kvpages_described_state), 0, 0, \
+    NULL, 0, 0}
+
+/**
+ * A piece of an allocation. Frozen.
+ */
+typedef struct kvpages_run {
+    /**
+     * The allocation.
+     */
+    uint64_t allocation;
+    /**
+     * Where it starts there.
+     */
+    uint64_t offset_bytes;
+    /**
+     * Its bytes.
+     */
+    uint64_t size_bytes;
+} kvpages_run;
+
+/**
+ * Where a row is. Frozen.
+ */
+typedef struct kvpages_row {
+    /**
+     * The allocation that holds it.
+     */
+    uint64_t allocation;
+    /**
+     * Where its first element starts there.
+     */
+    uint64_t offset_bytes;
+    /**
+     * Its elements.
+     */
+    uint64_t num_elements;
+    /**
+     * Elements from one to the next.
+     */
+    uint64_t stride_elements;
+    /**
+     * Further elements behind them, at the same distance, that are the row's scale;
+     * 0 when it has none there.
+     */
+    uint64_t scale_elements;
+} kvpages_row;
+
+/**
+ * From where to where blocks move.
+ */
+typedef struct kvpages_reshard_config {
+    /**
+     * sizeof(kvpages_reshard_config) as the caller compiled it.
+     */
+    size_t struct_size;
+    /**
+     * Descriptors of the ranks that have the blocks. Borrowed. Not NULL.
+     */
+    const struct kvpages_descriptor *const *sources;
+    /**
+     * Those of the ranks that get them. Borrowed. Not NULL.
+     */
+    const struct kvpages_descriptor *const *targets;
+    /**
+     * Entries of sources, at least 1.
+     */
+    size_t num_sources;
+    /**
+     * Entries of targets, at least 1.
+     */
+    size_t num_targets;
+} kvpages_reshard_config;
+
+/** kvpages_reshard_config with struct_size set and all else zero. */
+#define KVPAGES_RESHARD_CONFIG_INIT {sizeof(kvpages_reshard_config), NULL, \
+    NULL, 0, 0}
+
+/**
+ * A block that moves, with all layers of its group. Frozen.
+ */
+typedef struct kvpages_block_move {
+    /**
+     * The group, as the targets number it.
+     */
+    uint64_t group;
+    /**
+     * The block on the sources.
+     */
+    int32_t source;
+    /**
+     * The block on the targets.
+     */
+    int32_t target;
+} kvpages_block_move;
+
+/**
+ * A dimension of a strided copy. Frozen.
+ */
+typedef struct kvpages_copy_step {
+    /**
+     * How many runs, or dimensions inside this one.
+     */
+    uint64_t count;
+    /**
+     * Bytes from one to the next where they come from.
+     */
+    uint64_t source_step_bytes;
+    /**
+     * Bytes from one to the next where they go.
+     */
+    uint64_t target_step_bytes;
+} kvpages_copy_step;
+
+/**
+ * One copy: run_bytes bytes for each index of the dimensions. Frozen.
+ */
+typedef struct kvpages_strided_copy {
+    /**
+     * Which of the sources.
+     */
+    uint64_t source_rank;
+    /**
+     * Which of its allocations.
+     */
+    uint64_t source_allocation;
+    /**
+     * Where its first run starts there.
+     */
+    uint64_t source_offset_bytes;
+    /**
+     * Which of the targets.
+     */
+    uint64_t target_rank;
+    /**
+     * Which of its allocations.
+     */
+    uint64_t target_allocation;
+    /**
+     * Where its first run starts there.
+     */
+    uint64_t target_offset_bytes;
+    /**
+     * Bytes of one run.
+     */
+    uint64_t run_bytes;
+    /**
+     * Dimensions; 0 is one run.
+     */
+    uint64_t num_dims;
+    /**
+     * num_dims of them, the outermost first; the others are zero.
+     */
+    struct kvpages_copy_step dims[6];
+} kvpages_strided_copy;
+
+/**
+ * The allocations of a rank, as kvpages_cache_get_allocation() tells them, or where
+ * another process has mapped them. Frozen.
+ */
+typedef struct kvpages_rank_memory {
+    /**
+     * In the descriptor's order. Borrowed.
+     */
+    const struct kvpages_allocation *allocations;
+    /**
+     * How many they are.
+     */
+    size_t num_allocations;
+} kvpages_rank_memory;
+
 #ifdef __cplusplus
 extern "C" {
 #endif // __cplusplus
@@ -3930,7 +4527,9 @@ kvpages_status kvpages_plan_resolve_block_sizes(const struct kvpages_plan *plan,
 /**
  * Why a plan is as it is: for every group its layers, block and page sizes,
  * padding and the reason for it, in total blocks, tokens, concurrency and bytes
- * wasted.
+ * wasted; beside a compact plan the reference's plan of the same layers, and the
+ * change of what was asked for that would win most tokens. docs/explanation.md has
+ * the keys of the JSON.
  *
  * @param plan         Borrowed. Not NULL.
  * @param format       One of KVPAGES_TEXT_FORMAT_*.
@@ -3940,6 +4539,8 @@ kvpages_status kvpages_plan_resolve_block_sizes(const struct kvpages_plan *plan,
  * @param[out] out_length  Bytes of the text, the NUL not counted, also when it
  *                     does not fit. Not NULL.
  * @retval KVPAGES_STATUS_BUFFER_TOO_SMALL  capacity is not more than the length.
+ * @note Cost: the first call for a format makes up to 26 plans of the same layers;
+ *       the text is kept for later ones.
  */
 KVPAGES_API
 KVPAGES_MUST_USE
@@ -5227,6 +5828,323 @@ KVPAGES_API
 KVPAGES_MUST_USE
 kvpages_status kvpages_ops_gather_kv(const struct kvpages_ops *ops,
                                      const struct kvpages_kv_gather *gather);
+
+/**
+ * The descriptor of a cache as JSON, of the blocks that have memory now. The same
+ * cache and config give the same text. docs/descriptor.md says what it means.
+ *
+ * @param cache        Borrowed. Not NULL.
+ * @param config       Borrowed. NULL: nothing is told of the rank.
+ * @param[out] buffer  Room for capacity bytes: the text and a NUL. May be NULL when
+ *                     capacity is 0.
+ * @param capacity     Bytes that fit.
+ * @param[out] out_length  Bytes of the text, the NUL not counted, also when it does
+ *                     not fit. Not NULL.
+ * @retval KVPAGES_STATUS_BUFFER_TOO_SMALL  capacity is not more than the length.
+ * @retval KVPAGES_STATUS_INVALID_ARGUMENT  The heads that are told do not make those
+ *         of a layer ("kv_heads_differ", "heads_not_dividing"); the text names it.
+ * @note Cost: the text is made by each call, also by one that asks for its length.
+ */
+KVPAGES_API
+KVPAGES_MUST_USE
+kvpages_status kvpages_cache_copy_descriptor(const struct kvpages_cache *cache,
+                                             const struct kvpages_descriptor_config *config,
+                                             char *buffer,
+                                             size_t capacity,
+                                             size_t *out_length);
+
+/**
+ * Reads a descriptor and proves what it says: every block of every layer lies inside
+ * its allocation, no byte belongs to different blocks, and every row and state lies
+ * in its block. Then no answer of the descriptor reaches outside an allocation of the
+ * size it states.
+ *
+ * @param json      Borrowed: UTF-8; no NUL is needed behind it. Not NULL.
+ * @param length    Its bytes.
+ * @param[out] out  Owned by the caller: kvpages_descriptor_destroy(). NULL on
+ *                  failure. Not NULL.
+ * @retval KVPAGES_STATUS_INVALID_ARGUMENT  It is no descriptor ("descriptor_not_json"),
+ *         or its numbers contradict each other ("descriptor_invalid").
+ * @retval KVPAGES_STATUS_UNSUPPORTED  Its version is another one than this library
+ *         knows ("descriptor_version").
+ * @note Cost: memory in proportion to the text.
+ */
+KVPAGES_API
+KVPAGES_MUST_USE
+kvpages_status kvpages_descriptor_create(const char *json,
+                                         size_t length,
+                                         struct kvpages_descriptor **out);
+
+/**
+ * Destroys a descriptor. NULL is a no-op.
+ *
+ * @param descriptor  Not used any more.
+ */
+KVPAGES_API
+void kvpages_descriptor_destroy(struct kvpages_descriptor *descriptor);
+
+/**
+ * A descriptor as JSON: of one that was read from what this version of the library
+ * wrote, the same bytes.
+ *
+ * @param descriptor   Borrowed. Not NULL.
+ * @param[out] buffer  Room for capacity bytes: the text and a NUL. May be NULL when
+ *                     capacity is 0.
+ * @param capacity     Bytes that fit.
+ * @param[out] out_length  Bytes of the text, the NUL not counted, also when it does
+ *                     not fit. Not NULL.
+ * @retval KVPAGES_STATUS_BUFFER_TOO_SMALL  capacity is not more than the length.
+ */
+KVPAGES_API
+KVPAGES_MUST_USE
+kvpages_status kvpages_descriptor_copy_json(const struct kvpages_descriptor *descriptor,
+                                            char *buffer,
+                                            size_t capacity,
+                                            size_t *out_length);
+
+/**
+ * What a descriptor is about.
+ *
+ * @param descriptor  Borrowed. Not NULL.
+ * @param[out] out    Filled. Not NULL; struct_size set.
+ */
+KVPAGES_API
+KVPAGES_MUST_USE
+kvpages_status kvpages_descriptor_get_info(const struct kvpages_descriptor *descriptor,
+                                           struct kvpages_descriptor_info *out);
+
+/**
+ * Bytes of an allocation, those of blocks without memory included.
+ *
+ * @param descriptor  Borrowed.
+ * @param allocation  Less than kvpages_descriptor_info.num_allocations.
+ * @return 0 when there is no such allocation.
+ */
+KVPAGES_API
+uint64_t kvpages_descriptor_allocation_bytes(const struct kvpages_descriptor *descriptor,
+                                             size_t allocation);
+
+/**
+ * A group.
+ *
+ * @param descriptor  Borrowed. Not NULL.
+ * @param group       Less than kvpages_descriptor_info.num_groups.
+ * @param[out] out    Filled. Not NULL; struct_size set.
+ * @retval KVPAGES_STATUS_NOT_FOUND  There is no such group.
+ */
+KVPAGES_API
+KVPAGES_MUST_USE
+kvpages_status kvpages_descriptor_get_group(const struct kvpages_descriptor *descriptor,
+                                            size_t group,
+                                            struct kvpages_described_group *out);
+
+/**
+ * Layers: those with views, numbered as in the cache; then those whose pages no
+ * backend reads.
+ *
+ * @param descriptor  Borrowed.
+ * @return 0 for NULL.
+ */
+KVPAGES_API
+size_t kvpages_descriptor_num_layers(const struct kvpages_descriptor *descriptor);
+
+/**
+ * Name of a layer.
+ *
+ * @param descriptor  Borrowed.
+ * @param layer       Less than kvpages_descriptor_num_layers().
+ * @return A string of the descriptor's; NULL when there is no such layer.
+ */
+KVPAGES_API
+const char *kvpages_descriptor_layer_name(const struct kvpages_descriptor *descriptor,
+                                          size_t layer);
+
+/**
+ * The number of a layer.
+ *
+ * @param descriptor  Borrowed. Not NULL.
+ * @param name        Borrowed. Not NULL.
+ * @param[out] out_layer  Its number. Not NULL.
+ * @retval KVPAGES_STATUS_NOT_FOUND  There is no layer of that name.
+ */
+KVPAGES_API
+KVPAGES_MUST_USE
+kvpages_status kvpages_descriptor_find_layer(const struct kvpages_descriptor *descriptor,
+                                             const char *name,
+                                             size_t *out_layer);
+
+/**
+ * A layer.
+ *
+ * @param descriptor  Borrowed. Not NULL.
+ * @param layer       Less than kvpages_descriptor_num_layers().
+ * @param[out] out    Filled. Not NULL; struct_size set.
+ * @retval KVPAGES_STATUS_NOT_FOUND  There is no such layer.
+ */
+KVPAGES_API
+KVPAGES_MUST_USE
+kvpages_status kvpages_descriptor_get_layer(const struct kvpages_descriptor *descriptor,
+                                            size_t layer,
+                                            struct kvpages_described_layer *out);
+
+/**
+ * A state of a state layer.
+ *
+ * @param descriptor  Borrowed. Not NULL.
+ * @param layer       Less than kvpages_descriptor_num_layers().
+ * @param state       Less than kvpages_described_layer.num_states.
+ * @param[out] out    Filled. Not NULL; struct_size set.
+ * @retval KVPAGES_STATUS_NOT_FOUND  There is no such layer or state.
+ */
+KVPAGES_API
+KVPAGES_MUST_USE
+kvpages_status kvpages_descriptor_get_state(const struct kvpages_descriptor *descriptor,
+                                            size_t layer,
+                                            size_t state,
+                                            struct kvpages_described_state *out);
+
+/**
+ * Where a block of a layer is: the runs of its page.
+ *
+ * @param descriptor  Borrowed. Not NULL.
+ * @param layer       Less than kvpages_descriptor_num_layers().
+ * @param block       Less than kvpages_descriptor_info.num_blocks.
+ * @param[out] runs   Room for capacity runs. May be NULL when capacity is 0.
+ * @param capacity    Runs that fit.
+ * @param[out] out_count  How many there are, also when they do not fit: the layer's
+ *                    num_runs. Not NULL.
+ * @retval KVPAGES_STATUS_BUFFER_TOO_SMALL  They do not fit.
+ * @retval KVPAGES_STATUS_NOT_FOUND  There is no such layer.
+ * @retval KVPAGES_STATUS_INVALID_ARGUMENT  The block had no memory when the descriptor
+ *         was made ("block_id_out_of_range").
+ * @note Cost: no allocation, no lock.
+ */
+KVPAGES_API
+KVPAGES_MUST_USE
+kvpages_status kvpages_descriptor_copy_block_runs(const struct kvpages_descriptor *descriptor,
+                                                  size_t layer,
+                                                  uint64_t block,
+                                                  struct kvpages_run *runs,
+                                                  size_t capacity,
+                                                  size_t *out_count);
+
+/**
+ * Where one row of an attention layer is.
+ *
+ * @param descriptor  Borrowed. Not NULL.
+ * @param layer       Less than kvpages_descriptor_num_layers().
+ * @param block       Less than kvpages_descriptor_info.num_blocks.
+ * @param slot        Less than kvpages_described_layer.block_slots.
+ * @param head        Less than kvpages_described_layer.num_kv_heads.
+ * @param part        One of KVPAGES_ROW_PART_*.
+ * @param[out] out    Filled. Not NULL.
+ * @retval KVPAGES_STATUS_NOT_FOUND  There is no such layer.
+ * @retval KVPAGES_STATUS_INVALID_ARGUMENT  The block ("block_id_out_of_range"), slot
+ *         or head ("row_out_of_range") is not there.
+ * @retval KVPAGES_STATUS_UNSUPPORTED  The layer has no rows, or none of that part
+ *         ("rows_not_supported").
+ * @note Cost: no allocation, no lock.
+ */
+KVPAGES_API
+KVPAGES_MUST_USE
+kvpages_status kvpages_descriptor_get_row(const struct kvpages_descriptor *descriptor,
+                                          size_t layer,
+                                          uint64_t block,
+                                          uint64_t slot,
+                                          uint64_t head,
+                                          uint32_t part,
+                                          struct kvpages_row *out);
+
+/**
+ * Works out how blocks of the sources become blocks of the targets. Every layer of
+ * every target gets its rows from sources that have a layer of that name and hold the
+ * target's kv heads; a head that several sources hold is taken from one of them.
+ * Layouts, strides, padding, kernel blocks, the order of layers and the numbers of
+ * groups may differ. Layers that share pages must share them on both sides.
+ *
+ * What cannot be copied is refused, with the layer's name and the reason: another
+ * element type, row format or width, another block size, scales at other places, a
+ * share of the tokens that no source has. States, pages that no backend reads, nvfp4,
+ * DeepSeek V4's latents and scales at the end of a page only move as a whole, between
+ * ranks that hold the same. The scale of an fp8 cache is the engine's: it must be the
+ * same on both sides.
+ *
+ * @param config    Borrowed. Not NULL.
+ * @param[out] out  Owned by the caller: kvpages_reshard_destroy(). NULL on failure.
+ *                  Not NULL.
+ * @retval KVPAGES_STATUS_UNSUPPORTED  A layer cannot move ("layer_not_reshardable"), or
+ *         layers of one group are of several on the other side
+ *         ("groups_not_reshardable").
+ */
+KVPAGES_API
+KVPAGES_MUST_USE
+kvpages_status kvpages_reshard_create(const struct kvpages_reshard_config *config,
+                                      struct kvpages_reshard **out);
+
+/**
+ * Destroys a reshard. NULL is a no-op.
+ *
+ * @param reshard  Not used any more.
+ */
+KVPAGES_API void kvpages_reshard_destroy(struct kvpages_reshard *reshard);
+
+/**
+ * The copies that blocks take, those of one block after those of the one before. They
+ * are as few and their runs as long as layouts allow: a page in one run when the order
+ * is the same and the heads are, and several layers in one where they lie side by side
+ * on both sides.
+ *
+ * @param reshard      Borrowed. Not NULL.
+ * @param moves        Borrowed: blocks, no target twice. May be NULL when num_moves is 0.
+ * @param num_moves    How many they are.
+ * @param[out] copies  Room for capacity copies. May be NULL when capacity is 0.
+ * @param capacity     Copies that fit.
+ * @param[out] out_count  How many there are, also when they do not fit. Not NULL.
+ * @retval KVPAGES_STATUS_BUFFER_TOO_SMALL  They do not fit.
+ * @retval KVPAGES_STATUS_NOT_FOUND  The targets have no such group.
+ * @retval KVPAGES_STATUS_INVALID_ARGUMENT  A block is not there on every rank
+ *         ("block_id_out_of_range"), or a target is listed twice
+ *         ("duplicate_block_id").
+ */
+KVPAGES_API
+KVPAGES_MUST_USE
+kvpages_status kvpages_reshard_copy_copies(const struct kvpages_reshard *reshard,
+                                           const struct kvpages_block_move *moves,
+                                           size_t num_moves,
+                                           struct kvpages_strided_copy *copies,
+                                           size_t capacity,
+                                           size_t *out_count);
+
+/**
+ * Makes strided copies in host memory, one after another. All are checked against the
+ * sizes of the allocations before the first byte moves: none reads or writes outside,
+ * and none writes a byte twice. Copies may also be an engine's own.
+ *
+ * @param copies       Borrowed. May be NULL when num_copies is 0.
+ * @param num_copies   How many they are.
+ * @param sources      Borrowed: memory of each rank that copies come from. May be NULL
+ *                     when num_sources is 0.
+ * @param num_sources  Ranks.
+ * @param targets      Borrowed: memory of each rank that copies go to. May be NULL when
+ *                     num_targets is 0.
+ * @param num_targets  Ranks.
+ * @retval KVPAGES_STATUS_NOT_FOUND  A copy names a rank or an allocation that is not
+ *         given.
+ * @retval KVPAGES_STATUS_INVALID_ARGUMENT  A copy leaves an allocation
+ *         ("copy_out_of_bounds"), or its runs may overlap where they go
+ *         ("copy_overlaps_itself").
+ * @note Nothing else uses the bytes meanwhile. Where source and target are one memory,
+ *       a copy may read what one before it has written.
+ * @note Cost: no allocation, no lock.
+ */
+KVPAGES_API
+KVPAGES_MUST_USE
+kvpages_status kvpages_copy_strided(const struct kvpages_strided_copy *copies,
+                                    size_t num_copies,
+                                    const struct kvpages_rank_memory *sources,
+                                    size_t num_sources,
+                                    const struct kvpages_rank_memory *targets,
+                                    size_t num_targets);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -100,6 +100,7 @@ enum class StateCacheMode : std::uint32_t {
 enum class Policy : std::uint32_t {
     best = KVPAGES_POLICY_DEFAULT,
     reference = KVPAGES_POLICY_REFERENCE,
+    compact = KVPAGES_POLICY_COMPACT,
 };
 
 /// A known backend contract.
@@ -194,6 +195,18 @@ inline void check_length(const char* name, std::size_t size, std::size_t needed)
 #else
     throw Error(KVPAGES_STATUS_INVALID_ARGUMENT, "per_group_array_length", message);
 #endif
+}
+
+/// A text of the library's: asked for its length, then copied.
+template <typename Copy>
+std::string text(Copy copy) {
+    std::size_t length = 0;
+    const std::int32_t asked = copy(nullptr, 0, &length);
+    if (asked != KVPAGES_STATUS_BUFFER_TOO_SMALL) check(asked);
+    std::string text(length + 1, '\0');
+    check(copy(&text[0], text.size(), &length));
+    text.resize(length);
+    return text;
 }
 
 inline const char* c_str_or_null(const std::string& text) {
@@ -566,6 +579,8 @@ struct PlanConfig {
     bool hybrid_manager_off = false;
     bool cross_layer_blocks = false;
     bool draft_layers = false;
+    std::uint64_t typical_len = 0;  ///< tokens of a usual request; 0 for max_model_len
+    bool choose_block_sizes = false;
 
     /// The same for C.
     kvpages_plan_config c_config() const {
@@ -583,6 +598,8 @@ struct PlanConfig {
         config.num_blocks_override = num_blocks_override.value_or(0);
         config.reserved_blocks = reserved_blocks;
         config.state_cache_mode = static_cast<std::uint32_t>(state_cache_mode);
+        config.typical_len = typical_len;
+        config.choose_block_sizes = choose_block_sizes ? 1u : 0u;
         return config;
     }
 };
@@ -757,14 +774,9 @@ private:
     }
 
     std::string explain(std::uint32_t format) const {
-        std::size_t length = 0;
-        const std::int32_t asked =
-            kvpages_plan_copy_explanation(get(), format, nullptr, 0, &length);
-        if (asked != KVPAGES_STATUS_BUFFER_TOO_SMALL) check(asked);
-        std::string text(length + 1, '\0');
-        check(kvpages_plan_copy_explanation(get(), format, &text[0], text.size(), &length));
-        text.resize(length);
-        return text;
+        return detail::text([&](char* buffer, std::size_t capacity, std::size_t* length) {
+            return kvpages_plan_copy_explanation(get(), format, buffer, capacity, length);
+        });
     }
 
     detail::Owned<kvpages_plan, kvpages_plan_destroy> handle_;
@@ -942,6 +954,31 @@ struct ViewAxes : kvpages_view_axes {
     }
 };
 
+/// What a cache cannot know of its rank, for its descriptor.
+struct DescriptorConfig {
+    std::uint64_t tensor_parallel_size = 0;  ///< 0: not told
+    std::uint64_t tensor_parallel_rank = 0;
+    std::uint64_t context_parallel_size = 0;  ///< 0: not told
+    std::uint64_t context_parallel_rank = 0;
+    std::uint64_t context_parallel_interleave = 0;  ///< 0: 1
+    /// The model's kv heads of each layer of the cache, 0 for those of all ranks together; empty
+    /// when that is so of all. It takes a number where heads are copied to several ranks.
+    std::vector<std::uint64_t> model_kv_heads;
+
+    /// The same for C. Its array is this object's.
+    kvpages_descriptor_config c_config() const noexcept {
+        kvpages_descriptor_config config = KVPAGES_DESCRIPTOR_CONFIG_INIT;
+        config.tensor_parallel_size = tensor_parallel_size;
+        config.tensor_parallel_rank = tensor_parallel_rank;
+        config.context_parallel_size = context_parallel_size;
+        config.context_parallel_rank = context_parallel_rank;
+        config.context_parallel_interleave = context_parallel_interleave;
+        config.model_kv_heads = model_kv_heads.data();
+        config.num_model_kv_heads = model_kv_heads.size();
+        return config;
+    }
+};
+
 /// The memory of one worker's layers, and a view of it for each layer.
 class Cache {
 public:
@@ -1058,6 +1095,14 @@ public:
         return all;
     }
 
+    /// The cache as JSON for another process, which reads it with Descriptor::parse().
+    std::string descriptor(const DescriptorConfig& config = {}) const {
+        const kvpages_descriptor_config c_config = config.c_config();
+        return detail::text([&](char* buffer, std::size_t capacity, std::size_t* length) {
+            return kvpages_cache_copy_descriptor(get(), &c_config, buffer, capacity, length);
+        });
+    }
+
     /// The layers in binding order.
     std::vector<std::size_t> bound_layers(std::uint64_t num_attention_modules = 1) const {
         std::vector<std::size_t> layers(num_layers());
@@ -1074,6 +1119,154 @@ private:
 
     detail::Owned<kvpages_cache, kvpages_cache_destroy> handle_;
 };
+
+/// The descriptor of a cache: where blocks and rows lie in its allocations, for who has only the
+/// memory.
+class Descriptor {
+public:
+    /// Reads and proves what Cache::descriptor() wrote, here or elsewhere.
+    static Descriptor parse(const std::string& json) {
+        kvpages_descriptor* raw = nullptr;
+        check(kvpages_descriptor_create(json.data(), json.size(), &raw));
+        return Descriptor(raw);
+    }
+
+    /// The same as JSON.
+    std::string json() const {
+        return detail::text([&](char* buffer, std::size_t capacity, std::size_t* length) {
+            return kvpages_descriptor_copy_json(get(), buffer, capacity, length);
+        });
+    }
+
+    kvpages_descriptor_info info() const {
+        kvpages_descriptor_info out = KVPAGES_DESCRIPTOR_INFO_INIT;
+        check(kvpages_descriptor_get_info(get(), &out));
+        return out;
+    }
+    /// Bytes of an allocation; 0 when there is no such one.
+    std::uint64_t allocation_bytes(std::size_t allocation) const noexcept {
+        return kvpages_descriptor_allocation_bytes(get(), allocation);
+    }
+    kvpages_described_group group(std::size_t group) const {
+        kvpages_described_group out = KVPAGES_DESCRIBED_GROUP_INIT;
+        check(kvpages_descriptor_get_group(get(), group, &out));
+        return out;
+    }
+
+    /// Layers: those of the cache, then those whose pages no backend reads.
+    std::size_t num_layers() const noexcept { return kvpages_descriptor_num_layers(get()); }
+    /// Name of a layer; NULL when there is no such layer.
+    const char* layer_name(std::size_t layer) const noexcept {
+        return kvpages_descriptor_layer_name(get(), layer);
+    }
+    std::size_t find(const std::string& name) const {
+        std::size_t layer = 0;
+        check(kvpages_descriptor_find_layer(get(), name.c_str(), &layer));
+        return layer;
+    }
+    kvpages_described_layer layer(std::size_t layer) const {
+        kvpages_described_layer out = KVPAGES_DESCRIBED_LAYER_INIT;
+        check(kvpages_descriptor_get_layer(get(), layer, &out));
+        return out;
+    }
+    kvpages_described_state state(std::size_t layer, std::size_t state) const {
+        kvpages_described_state out = KVPAGES_DESCRIBED_STATE_INIT;
+        check(kvpages_descriptor_get_state(get(), layer, state, &out));
+        return out;
+    }
+
+    /// Where a block of a layer is: the runs of its page.
+    std::vector<kvpages_run> block_runs(std::size_t layer, std::uint64_t block) const {
+        std::size_t count = 0;
+        const std::int32_t asked =
+            kvpages_descriptor_copy_block_runs(get(), layer, block, nullptr, 0, &count);
+        if (asked != KVPAGES_STATUS_BUFFER_TOO_SMALL) check(asked);
+        std::vector<kvpages_run> runs(count);
+        check(kvpages_descriptor_copy_block_runs(get(), layer, block, runs.data(), runs.size(),
+                                                 &count));
+        return runs;
+    }
+
+    /// Where the key of a slot and head is, or what is stored instead of keys and values.
+    kvpages_row key(std::size_t layer, std::uint64_t block, std::uint64_t slot,
+                    std::uint64_t head) const {
+        return row(layer, block, slot, head, KVPAGES_ROW_PART_KEY);
+    }
+    /// Where the value of a slot and head is.
+    kvpages_row value(std::size_t layer, std::uint64_t block, std::uint64_t slot,
+                      std::uint64_t head) const {
+        return row(layer, block, slot, head, KVPAGES_ROW_PART_VALUE);
+    }
+
+    const kvpages_descriptor* get() const noexcept { return handle_.get(); }
+
+private:
+    explicit Descriptor(kvpages_descriptor* raw) : handle_(raw) {}
+
+    kvpages_row row(std::size_t layer, std::uint64_t block, std::uint64_t slot,
+                    std::uint64_t head, std::uint32_t part) const {
+        kvpages_row out{};
+        check(kvpages_descriptor_get_row(get(), layer, block, slot, head, part, &out));
+        return out;
+    }
+
+    detail::Owned<kvpages_descriptor, kvpages_descriptor_destroy> handle_;
+};
+
+/// How blocks of some ranks' caches become blocks of others'.
+class Reshard {
+public:
+    /// From the ranks that have blocks to those that get them.
+    static Reshard make(Span<const Descriptor* const> sources,
+                        Span<const Descriptor* const> targets) {
+        const auto pointers = [](Span<const Descriptor* const> ranks) {
+            std::vector<const kvpages_descriptor*> all;
+            all.reserve(ranks.size());
+            for (const Descriptor* rank : ranks) {
+                all.push_back(rank != nullptr ? rank->get() : nullptr);
+            }
+            return all;
+        };
+        const std::vector<const kvpages_descriptor*> from = pointers(sources);
+        const std::vector<const kvpages_descriptor*> to = pointers(targets);
+        kvpages_reshard_config config = KVPAGES_RESHARD_CONFIG_INIT;
+        config.sources = from.data();
+        config.num_sources = from.size();
+        config.targets = to.data();
+        config.num_targets = to.size();
+        kvpages_reshard* raw = nullptr;
+        check(kvpages_reshard_create(&config, &raw));
+        return Reshard(raw);
+    }
+
+    /// The copies that blocks take.
+    std::vector<kvpages_strided_copy> copies(Span<const kvpages_block_move> moves) const {
+        std::size_t count = 0;
+        const std::int32_t asked = kvpages_reshard_copy_copies(get(), moves.data(), moves.size(),
+                                                               nullptr, 0, &count);
+        if (asked != KVPAGES_STATUS_BUFFER_TOO_SMALL) check(asked);
+        std::vector<kvpages_strided_copy> all(count);
+        check(kvpages_reshard_copy_copies(get(), moves.data(), moves.size(), all.data(),
+                                          all.size(), &count));
+        return all;
+    }
+
+    const kvpages_reshard* get() const noexcept { return handle_.get(); }
+
+private:
+    explicit Reshard(kvpages_reshard* raw) : handle_(raw) {}
+
+    detail::Owned<kvpages_reshard, kvpages_reshard_destroy> handle_;
+};
+
+/// Makes strided copies in host memory, one after another, from the allocations of some ranks to
+/// those of others. All are checked before the first byte moves.
+inline void copy_strided(Span<const kvpages_strided_copy> copies,
+                         Span<const kvpages_rank_memory> sources,
+                         Span<const kvpages_rank_memory> targets) {
+    check(kvpages_copy_strided(copies.data(), copies.size(), sources.data(), sources.size(),
+                               targets.data(), targets.size()));
+}
 
 /// What tables are made for.
 struct TablesConfig {

@@ -11,7 +11,7 @@ use crate::dtype::Dtype;
 use crate::model::Model;
 use crate::plan::{Plan, PlanConfig, Policy, Worker, plan};
 use crate::spec::{
-    Attention, AttentionFields, AttentionKind, Limits, QuantMode, Spec, StateCacheMode,
+    Attention, AttentionFields, AttentionKind, Counting, Limits, QuantMode, Spec, StateCacheMode,
 };
 
 fn spec(window: Option<u64>, num_kv_heads: u64) -> Spec {
@@ -74,6 +74,7 @@ fn plan_of(layers: &Layers) -> Plan {
             max_tokens_in_flight: 0,
             max_encoder_tokens: 0,
             state_cache_mode: StateCacheMode::None,
+            counting: Counting::Reference,
         },
         auto_fit_max_model_len: false,
         hybrid_manager_off: false,
@@ -81,6 +82,8 @@ fn plan_of(layers: &Layers) -> Plan {
         num_blocks_override: Some(64),
         reserved_blocks: 0,
         has_draft_layers: false,
+        typical_len: 0,
+        choose_block_sizes: false,
     };
     let worker = Worker {
         model: Arc::new(model),

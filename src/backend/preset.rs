@@ -289,4 +289,116 @@ mod tests {
             assert_eq!(backend.name(), preset.name());
         }
     }
+
+    /// A cell of the table in docs/backends.md: the bars of a layout are no borders of cells.
+    fn cell(layout: &str) -> String {
+        format!("`{}`", layout.replace('|', "\\|"))
+    }
+
+    /// `FlashMla` is `FLASH_MLA` in the header.
+    fn name_in_header(preset: Preset) -> String {
+        let mut name = String::new();
+        for letter in format!("{preset:?}").chars() {
+            if letter.is_ascii_uppercase() && !name.is_empty() {
+                name.push('_');
+            }
+            name.push(letter.to_ascii_uppercase());
+        }
+        name
+    }
+
+    fn kernel_block_cell(contract: &Contract) -> String {
+        match contract.kernel_block_sizes.as_slice() {
+            [MultipleOf(1)] => "any".to_owned(),
+            sizes => {
+                let texts: Vec<String> = sizes.iter().map(ToString::to_string).collect();
+                texts.join(", ")
+            }
+        }
+    }
+
+    fn demands_cell(contract: &Contract) -> String {
+        let mut demands = Vec::new();
+        if contract.needs_equal_kv_widths {
+            demands.push("equal widths".to_owned());
+        }
+        if let Some(heads) = contract.num_kv_heads {
+            demands.push(format!("{heads} head"));
+        }
+        if !contract.quantised_layouts.is_empty() {
+            demands.push("nvfp4 below".to_owned());
+        }
+        demands.join("; ")
+    }
+
+    /// All cells of a preset's row but the source.
+    fn row(preset: Preset) -> Vec<String> {
+        let (contract, terms) = (preset.contract().unwrap(), preset.terms());
+        let (layout, order) = match terms.layout {
+            None => ("(state)".to_owned(), String::new()),
+            Some((text, None)) => (cell(text), "as listed".to_owned()),
+            Some((text, Some(order))) => (cell(text), cell(order)),
+        };
+        let scales = match (&contract.layout, contract.scale_placement) {
+            (None, _) => "",
+            (_, ScalePlacement::Inline) => "inline",
+            (_, ScalePlacement::PageEnd) => "page end",
+        };
+        let graph = match contract.graph_support {
+            Never => "never",
+            UniformSingleTokenDecode => "single-token decode",
+            UniformBatch => "uniform batch",
+            Always => "always",
+        };
+        vec![
+            (preset as u32).to_string(),
+            format!("`{}`", name_in_header(preset)),
+            format!("`{}`", preset.name()),
+            layout,
+            order,
+            kernel_block_cell(&contract),
+            if contract.follows_block_stride {
+                "yes"
+            } else {
+                "no"
+            }
+            .to_owned(),
+            match contract.alignment {
+                1 => "1 byte".to_owned(),
+                bytes => format!("{bytes} bytes"),
+            },
+            match contract.index_width {
+                IndexWidth::Bits32 => "32 bits".to_owned(),
+                IndexWidth::Bits64 => "64 bits".to_owned(),
+            },
+            scales.to_owned(),
+            demands_cell(&contract),
+            graph.to_owned(),
+        ]
+    }
+
+    /// Every contract of every preset is in docs/backends.md, with the file that says so.
+    #[test]
+    fn the_table_of_presets_is_documented() {
+        let docs = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/backends.md");
+        let docs = std::fs::read_to_string(docs).unwrap();
+        let is_row = |line: &&str| {
+            line.starts_with("| ") && line[2..].starts_with(|c: char| c.is_ascii_digit())
+        };
+        let mut rows = docs.lines().filter(is_row);
+        for &preset in Preset::ALL {
+            let line = rows.next().unwrap_or("");
+            let cells = line.replace("\\|", "\0");
+            let cells: Vec<String> = cells
+                .trim_matches('|')
+                .split('|')
+                .map(|cell| cell.trim().replace('\0', "\\|"))
+                .collect();
+            let (source, others) = cells.split_last().unwrap();
+            assert_eq!(others, row(preset), "{preset:?}");
+            let is_path = source.starts_with('`') && source.ends_with(".py`");
+            assert!(is_path, "{preset:?}: {source} is no source");
+        }
+        assert_eq!(rows.next(), None);
+    }
 }

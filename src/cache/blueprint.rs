@@ -8,7 +8,7 @@ use crate::backend::Backend;
 use crate::memory::MIN_ALIGNMENT;
 use crate::model::{Layer, Model, SharingError};
 use crate::num::{Overflow, product, sum};
-use crate::plan::{PoolTensor, WorkerPlan};
+use crate::plan::{Group, PoolTensor, WorkerPlan};
 use crate::spec::{Attention, Spec};
 use crate::view::{
     BlockRuns, Owned, OwnershipError, Pages, View, ViewError, attention_view, check_ownership,
@@ -20,7 +20,7 @@ use crate::view::{
 pub struct Blueprint {
     model: Arc<Model>,
     num_blocks: u64,
-    num_groups: usize,
+    groups: Vec<GroupSizes>,
     allocations: Vec<u64>,
     alignment: u64,
     total_bytes: u64,
@@ -30,6 +30,15 @@ pub struct Blueprint {
     regions: Vec<Region>,
     /// For each layer of the model its place in `layers`.
     place: Vec<Option<usize>>,
+}
+
+/// What the blocks of a group are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GroupSizes {
+    /// Tokens of a block.
+    pub block_size: u64,
+    /// Tokens of a kernel block; none when no layer of the group has a backend.
+    pub kernel_block_size: Option<u64>,
 }
 
 /// The views of one layer.
@@ -61,6 +70,10 @@ pub struct UnreadPages {
     pub allocation: usize,
     /// Which bytes they are: whole pages, one for each block.
     pub runs: BlockRuns,
+    /// The kind of layer.
+    pub kind: &'static str,
+    /// Bytes of a page that hold something.
+    pub content_bytes: u64,
 }
 
 /// One piece of memory in which blocks lie at a constant distance.
@@ -156,7 +169,12 @@ impl Blueprint {
 
     /// Groups of the plan, those without layers here included.
     pub fn num_groups(&self) -> usize {
-        self.num_groups
+        self.groups.len()
+    }
+
+    /// The same groups.
+    pub fn groups(&self) -> &[GroupSizes] {
+        &self.groups
     }
 
     /// Bytes of each allocation.
@@ -325,6 +343,8 @@ impl<'a> Draft<'a> {
                         group: member.group,
                         allocation,
                         runs,
+                        kind: member.spec.kind_name(),
+                        content_bytes: member.spec.page().unpadded,
                     });
                     continue;
                 }
@@ -364,7 +384,7 @@ impl<'a> Draft<'a> {
             }
             Spec::State(state) => self
                 .views
-                .extend(state_views(state, pages).map_err(failed)?),
+                .extend(state_views(state, backend, pages).map_err(failed)?),
         }
         Ok(())
     }
@@ -488,7 +508,7 @@ impl<'a> Draft<'a> {
         Ok(Blueprint {
             model: Arc::clone(model),
             num_blocks: self.plan.num_blocks,
-            num_groups: self.plan.groups.len(),
+            groups: self.plan.groups.iter().map(group_sizes).collect(),
             total_bytes: sum("the allocations", self.allocations.iter().copied())?,
             allocations: self.allocations,
             alignment: self.alignment,
@@ -498,6 +518,13 @@ impl<'a> Draft<'a> {
             regions: self.regions,
             place,
         })
+    }
+}
+
+fn group_sizes(group: &Group) -> GroupSizes {
+    GroupSizes {
+        block_size: group.spec.block_size(),
+        kernel_block_size: group.kernel_block_size.filter(|&size| size > 0),
     }
 }
 

@@ -3,10 +3,14 @@
 
 mod bind;
 mod blueprint;
+mod describe;
 mod growth;
+#[cfg(test)]
+mod plan_properties;
 
 pub use bind::{BindError, bind_layers, bind_order, layer_index};
-pub use blueprint::{Blueprint, BlueprintError, LayerViews, Region};
+pub use blueprint::{Blueprint, BlueprintError, GroupSizes, LayerViews, Region};
+pub use describe::{DescribeError, Ranks};
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};

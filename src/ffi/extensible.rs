@@ -18,18 +18,26 @@ pub(super) unsafe trait Extensible: Copy {
     const MIN_SIZE: usize;
 }
 
-/// Declares a struct extensible from `$last` on: the field that ended its first published layout.
+/// Declares a struct extensible from `$first` on: the field that ended its first published layout.
+/// A struct that has grown names the field that ends it now as well.
 macro_rules! extensible {
-    ($name:ident, $last:ident: $type:ty) => {
+    ($name:ident, $first:ident: $type:ty) => {
+        $crate::ffi::extensible::extensible!($name, $first: $type, $first: $type);
+    };
+    ($name:ident, $first:ident: $type:ty, $last:ident: $last_type:ty) => {
         // SAFETY: plain integers and pointers; the assertions check the rest.
         unsafe impl $crate::ffi::extensible::Extensible for $name {
             const NAME: &'static str = stringify!($name);
-            const MIN_SIZE: usize = std::mem::offset_of!($name, $last) + size_of::<$type>();
+            const MIN_SIZE: usize = std::mem::offset_of!($name, $first) + size_of::<$type>();
         }
         const _: () = {
             assert!(std::mem::offset_of!($name, struct_size) == 0);
-            // A field appended later must not land in padding that older callers leave unset.
-            assert!(std::mem::offset_of!($name, $last) + size_of::<$type>() == size_of::<$name>());
+            // A field appended later must not land in padding that older callers leave unset: neither
+            // that of the first layout nor that of this one.
+            let first_end = std::mem::offset_of!($name, $first) + size_of::<$type>();
+            assert!(first_end % align_of::<$name>() == 0);
+            let end = std::mem::offset_of!($name, $last) + size_of::<$last_type>();
+            assert!(end == size_of::<$name>());
         };
     };
 }
@@ -108,7 +116,9 @@ unsafe fn stated_size<T: Extensible>(given: *const T) -> Result<usize, Failure> 
     input::aligned(given, T::NAME)?;
     // SAFETY: the first field, by the trait's and the caller's contract.
     let size = unsafe { given.cast::<usize>().read() };
-    if size < T::MIN_SIZE || size > MAX_SIZE {
+    // A compiler rounds a struct up to its alignment, so other sizes are mistakes, not older layouts.
+    let is_rounded = size.is_multiple_of(align_of::<T>());
+    if size < T::MIN_SIZE || size > MAX_SIZE || !is_rounded {
         return Err(Failure::invalid(
             "struct_size",
             format!(
@@ -155,6 +165,7 @@ mod tests {
         assert_eq!((newer.first, newer.second), (1, 2));
         assert!(read_from(&given(40, [1, 2, 0, 1])).is_err());
         assert!(read_from(&given(8, [1, 2, 0, 0])).is_err());
+        assert!(read_from(&given(23, [1, 2, 0, 0])).is_err());
         assert!(read_from(&given(1 << 20, [1, 2, 0, 0])).is_err());
     }
 

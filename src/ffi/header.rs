@@ -23,6 +23,8 @@ const SOURCES: &[&str] = &[
     "metadata",
     "tables",
     "ops",
+    "descriptor",
+    "reshard",
 ];
 
 const HEADER: &str = "include/kvpages/kvpages.h";

@@ -228,3 +228,24 @@ pub(super) unsafe fn copy_out<T: Copy>(
     unsafe { array_mut(data, values.len(), name) }?.copy_from_slice(values);
     Ok(())
 }
+
+/// Copies a text and a NUL into a caller's buffer, or says how long it is.
+///
+/// # Safety
+/// `buffer` is NULL or valid for writes of `capacity` bytes.
+pub(super) unsafe fn copy_text_out(
+    text: &str,
+    buffer: *mut c_char,
+    capacity: usize,
+    out_length: &mut usize,
+) -> Result<(), Failure> {
+    *out_length = text.len();
+    if capacity <= text.len() {
+        return Err(Failure::too_small("buffer", text.len() + 1, capacity));
+    }
+    // SAFETY: the caller's contract; no more than `capacity` bytes.
+    let buffer = unsafe { array_mut(buffer.cast::<u8>(), text.len() + 1, "buffer") }?;
+    buffer[..text.len()].copy_from_slice(text.as_bytes());
+    buffer[text.len()] = 0;
+    Ok(())
+}

@@ -18,7 +18,7 @@ use crate::plan::{
     self, Group, GroupSpec, PartGroup, PartTensor, Parts, Plan, PlanConfig, PlanError, Policy,
     PoolTensor, TableNeeds, TableWishes, Worker, WorkerPlan, plan_from_parts,
 };
-use crate::spec::Limits;
+use crate::spec::{Counting, Limits};
 
 /// How all workers share out their memory: groups of layers, allocations, a number
 /// of blocks. Immutable: all calls on it may run concurrently.
@@ -43,6 +43,12 @@ pub enum kvpages_policy {
     Default = 0,
     /// Exactly the rules of vLLM 0.26.
     Reference = 1,
+    /// The most tokens in the same memory: at the usual and at the longest length no
+    /// plan of this policy holds fewer requests than the reference's (but for models
+    /// that the reference splits into more than 32 groups, where a few tokens go for
+    /// far fewer groups). Block 0 is counted as reserved, also where reserved_blocks
+    /// is 0.
+    Compact = 2,
 }
 
 /// How an explanation is written.
@@ -107,8 +113,17 @@ pub struct kvpages_plan_config {
     pub state_cache_mode: u32,
     /// Zero.
     pub reserved0: u32,
+    /// Tokens of a usual request, which the compact policy saves memory for besides
+    /// the longest; 0 for max_model_len.
+    pub typical_len: u64,
+    /// 1 when the layers' block sizes are no one's wish: the compact policy chooses
+    /// sizes that their kernels take, smaller ones too, and padding that was given
+    /// with states is dropped.
+    pub choose_block_sizes: u32,
+    /// Zero.
+    pub reserved1: u32,
 }
-extensible!(kvpages_plan_config, reserved0: u32);
+extensible!(kvpages_plan_config, reserved0: u32, reserved1: u32);
 
 /// By how much a plan does not fit.
 #[repr(C)]
@@ -631,7 +646,9 @@ pub unsafe extern "C" fn kvpages_plan_resolve_block_sizes(
 
 /// Why a plan is as it is: for every group its layers, block and page sizes,
 /// padding and the reason for it, in total blocks, tokens, concurrency and bytes
-/// wasted.
+/// wasted; beside a compact plan the reference's plan of the same layers, and the
+/// change of what was asked for that would win most tokens. docs/explanation.md has
+/// the keys of the JSON.
 ///
 /// @param plan         Borrowed. Not NULL.
 /// @param format       One of KVPAGES_TEXT_FORMAT_*.
@@ -641,6 +658,8 @@ pub unsafe extern "C" fn kvpages_plan_resolve_block_sizes(
 /// @param[out] out_length  Bytes of the text, the NUL not counted, also when it
 ///                     does not fit. Not NULL.
 /// @retval KVPAGES_STATUS_BUFFER_TOO_SMALL  capacity is not more than the length.
+/// @note Cost: the first call for a format makes up to 26 plans of the same layers;
+///       the text is kept for later ones.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvpages_plan_copy_explanation(
@@ -668,14 +687,7 @@ pub unsafe extern "C" fn kvpages_plan_copy_explanation(
                         ));
                     }
                 };
-                *length = text.len();
-                if capacity <= text.len() {
-                    return Err(Failure::too_small("buffer", text.len() + 1, capacity));
-                }
-                let buffer = input::array_mut(buffer.cast::<u8>(), text.len() + 1, "buffer")?;
-                buffer[..text.len()].copy_from_slice(text.as_bytes());
-                buffer[text.len()] = 0;
-                Ok(())
+                input::copy_text_out(text, buffer, capacity, length)
             },
         )
     }
@@ -853,8 +865,11 @@ fn read_config(given: kvpages_plan_config) -> Result<PlanConfig, Failure> {
         | KVPAGES_PLAN_DRAFT_LAYERS;
     let flags = input::known_bits(given.flags, known, "kvpages_plan_config.flags")?;
     input::known_bits(given.reserved0, 0, "kvpages_plan_config.reserved0")?;
+    input::known_bits(given.choose_block_sizes, 1, "choose_block_sizes")?;
+    input::known_bits(given.reserved1, 0, "kvpages_plan_config.reserved1")?;
     const DEFAULT: u32 = kvpages_policy::Default as u32;
     const REFERENCE: u32 = kvpages_policy::Reference as u32;
+    const COMPACT: u32 = kvpages_policy::Compact as u32;
     let has = |flag| flags & flag != 0;
     let overrides = has(KVPAGES_PLAN_OVERRIDE_NUM_BLOCKS);
     if given.num_blocks_override != 0 && !overrides {
@@ -868,8 +883,9 @@ fn read_config(given: kvpages_plan_config) -> Result<PlanConfig, Failure> {
     }
     Ok(PlanConfig {
         policy: match given.policy {
-            // The default is the reference as long as there is no better policy.
+            // What the default is, is decided here and nowhere else.
             DEFAULT | REFERENCE => Policy::Reference,
+            COMPACT => Policy::Compact,
             other => {
                 return Err(Failure::invalid(
                     "unknown_value",
@@ -883,6 +899,7 @@ fn read_config(given: kvpages_plan_config) -> Result<PlanConfig, Failure> {
             max_tokens_in_flight: given.max_tokens_in_flight,
             max_encoder_tokens: given.max_encoder_tokens,
             state_cache_mode: state_cache_mode(given.state_cache_mode)?,
+            counting: Counting::Reference,
         },
         auto_fit_max_model_len: has(KVPAGES_PLAN_AUTO_FIT),
         hybrid_manager_off: has(KVPAGES_PLAN_HYBRID_MANAGER_OFF),
@@ -890,6 +907,8 @@ fn read_config(given: kvpages_plan_config) -> Result<PlanConfig, Failure> {
         num_blocks_override: overrides.then_some(given.num_blocks_override),
         reserved_blocks: given.reserved_blocks,
         has_draft_layers: has(KVPAGES_PLAN_DRAFT_LAYERS),
+        typical_len: given.typical_len,
+        choose_block_sizes: given.choose_block_sizes == 1,
     })
 }
 

@@ -11,8 +11,8 @@ use super::status::{Failure, kvpages_status};
 use crate::dtype::Dtype;
 use crate::num;
 use crate::spec::{
-    Attention, AttentionFields, AttentionKind, Content, DemandError, Limits, QuantMode, Spec,
-    SpecError, SpecSet, State, StateCacheMode, StateFields, StateKind, merge, uniformity,
+    Attention, AttentionFields, AttentionKind, Content, Counting, DemandError, Limits, QuantMode,
+    Spec, SpecError, SpecSet, State, StateCacheMode, StateFields, StateKind, merge, uniformity,
 };
 
 /// How keys and values are quantised.
@@ -622,6 +622,7 @@ unsafe fn read_limits(limits: *const kvpages_limits) -> Result<Limits, Failure> 
         max_tokens_in_flight: limits.max_tokens_in_flight,
         max_encoder_tokens: limits.max_encoder_tokens,
         state_cache_mode: state_cache_mode(limits.state_cache_mode)?,
+        counting: Counting::Reference,
     })
 }
 

@@ -4,12 +4,13 @@ use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char};
 
 use crate::backend::{BackendError, KernelBlockError, LayoutError, PresetError};
-use crate::cache::{BindError, BlueprintError, CacheError};
+use crate::cache::{BindError, BlueprintError, CacheError, DescribeError};
 use crate::cuda::CudaError;
+use crate::descriptor::{DescriptorError, ReshardError};
 use crate::memory::MemoryError;
 use crate::model::{ModelError, SharingError};
 use crate::num::Overflow;
-use crate::ops::OpsError;
+use crate::ops::{OpsError, StridedError};
 use crate::plan::PlanError;
 use crate::spec::{DemandError, MergeError, SpecError};
 use crate::tables::TablesError;
@@ -462,6 +463,68 @@ impl From<OpsError> for Failure {
     }
 }
 
+fn descriptor_status(error: &DescriptorError) -> kvpages_status {
+    match error {
+        DescriptorError::Version { .. } | DescriptorError::NoRow { .. } => {
+            kvpages_status::Unsupported
+        }
+        DescriptorError::NoLayerOfName { .. } | DescriptorError::NotThere { .. } => {
+            kvpages_status::NotFound
+        }
+        DescriptorError::Json(_)
+        | DescriptorError::Wrong { .. }
+        | DescriptorError::OutOfRange { .. } => kvpages_status::InvalidArgument,
+    }
+}
+
+impl From<DescriptorError> for Failure {
+    fn from(error: DescriptorError) -> Failure {
+        Failure::new(descriptor_status(&error), error.kind(), error)
+    }
+}
+
+impl From<DescribeError> for Failure {
+    fn from(error: DescribeError) -> Failure {
+        let kind = match error {
+            DescribeError::HeadsOfLayers { .. } => "per_layer_array_length",
+            DescribeError::HeadsWithoutRanks => "bad_values",
+            DescribeError::HeadsDiffer { .. } => "kv_heads_differ",
+            DescribeError::HeadsNotDividing { .. } => "heads_not_dividing",
+            DescribeError::Descriptor(error) => return error.into(),
+            DescribeError::Overflow(error) => return error.into(),
+        };
+        Failure::invalid(kind, error.to_string())
+    }
+}
+
+impl From<ReshardError> for Failure {
+    fn from(error: ReshardError) -> Failure {
+        let status = match &error {
+            ReshardError::Layer { .. } | ReshardError::GroupsDiffer { .. } => {
+                kvpages_status::Unsupported
+            }
+            ReshardError::NoGroup { .. } => kvpages_status::NotFound,
+            ReshardError::NoMemory { .. } => kvpages_status::OutOfHostMemory,
+            ReshardError::Descriptor(inner) => descriptor_status(inner),
+            ReshardError::NoRanks { .. }
+            | ReshardError::NoBlock { .. }
+            | ReshardError::BlockTwice { .. }
+            | ReshardError::Overflow(_) => kvpages_status::InvalidArgument,
+        };
+        Failure::new(status, error.kind(), error)
+    }
+}
+
+impl From<StridedError> for Failure {
+    fn from(error: StridedError) -> Failure {
+        let status = match error {
+            StridedError::NoMemory { .. } => kvpages_status::NotFound,
+            _ => kvpages_status::InvalidArgument,
+        };
+        Failure::new(status, error.kind(), error)
+    }
+}
+
 impl From<BindError> for Failure {
     fn from(error: BindError) -> Failure {
         let kind = match error {
@@ -487,6 +550,7 @@ impl From<PlanError> for Failure {
             | PlanError::NoAvailableMemory { .. }
             | PlanError::ZeroBlocks { .. } => kvpages_status::DoesNotFit,
             PlanError::KernelBlock { .. }
+            | PlanError::IndexTooNarrow { .. }
             | PlanError::BackendBlockSize { .. }
             | PlanError::BackendHeads { .. } => kvpages_status::ContractBroken,
             _ => kvpages_status::InvalidArgument,

@@ -10,12 +10,14 @@ mod blocks;
 mod device;
 mod error;
 mod rows;
+mod strided;
 #[cfg(test)]
 mod tests;
 
 pub use blocks::{BlockCopy, Selection};
 pub use error::OpsError;
 pub use rows::{Gather, LayerRows, RowSlots, Write};
+pub use strided::{RankMemory, StridedError, copy_strided};
 
 use std::ptr::NonNull;
 use std::sync::Arc;

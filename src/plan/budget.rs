@@ -2,11 +2,12 @@
 
 use super::capacity::Demand;
 use super::error::PlanError;
-use super::latent_tuples;
 use super::pack::Pools;
+use super::reach::Reach;
+use super::reference::latent_tuples;
 use super::{Group, PlanConfig, Worker};
 use crate::num::{product, sum};
-use crate::spec::Limits;
+use crate::spec::{Counting, Limits};
 
 /// What memory buys on one stage.
 pub(super) struct Price {
@@ -14,6 +15,8 @@ pub(super) struct Price {
     pub block: u64,
     /// Bytes that one block of a request counts as.
     pub request_block: u64,
+    /// The most blocks that the kernels can index, where that is looked at.
+    pub reach: Option<Reach>,
 }
 
 /// What the memory of all workers affords.
@@ -27,9 +30,14 @@ pub(super) struct Budget {
 }
 
 /// What a block costs on a stage.
-pub(super) fn price(groups: &[Group], pools: &Pools) -> Result<Price, PlanError> {
+pub(super) fn price(
+    groups: &[Group],
+    pools: &Pools,
+    counting: Counting,
+) -> Result<Price, PlanError> {
     let block = pools.bytes_per_block;
-    let request_block = match latent_tuples::are_tuples(groups) {
+    let as_tuples = counting == Counting::Reference && latent_tuples::are_tuples(groups);
+    let request_block = match as_tuples {
         // A stage without layers has nothing to count.
         _ if block == 0 => 0,
         true => latent_tuples::counted_block_bytes(groups)
@@ -39,6 +47,7 @@ pub(super) fn price(groups: &[Group], pools: &Pools) -> Result<Price, PlanError>
     Ok(Price {
         block,
         request_block,
+        reach: None,
     })
 }
 
@@ -56,7 +65,14 @@ impl Purse<'_> {
 
     /// Blocks that requests may use; `None` when even the reserved ones do not fit.
     fn request_blocks(&self, reserved: u64) -> Option<u64> {
-        (self.available() / self.price.request_block.max(1)).checked_sub(reserved)
+        let afforded = self.available() / self.price.request_block.max(1);
+        self.reached(afforded).checked_sub(reserved)
+    }
+
+    /// As many of the blocks as the kernels can index.
+    fn reached(&self, blocks: u64) -> u64 {
+        let reach = self.price.reach.as_ref();
+        reach.map_or(blocks, |reach| blocks.min(reach.blocks))
     }
 
     fn needed(&self, blocks: u64, reserved: u64) -> Result<u64, PlanError> {
@@ -88,7 +104,14 @@ pub(super) fn budget<'a>(
     for purse in &purses {
         check_not_empty(purse)?;
         check_request_fits(purse, demand, &limits, blocks_per_request, reserved)?;
-        let blocks = purse.available() / purse.price.block;
+        let afforded = purse.available() / purse.price.block;
+        let blocks = purse.reached(afforded);
+        if let Some(reach) = &purse.price.reach
+            && config.num_blocks_override.is_some()
+            && blocks < afforded
+        {
+            return Err(reach.too_short(afforded));
+        }
         if blocks == 0 {
             return Err(PlanError::ZeroBlocks {
                 worker: purse.worker,
@@ -192,7 +215,12 @@ fn check_request_fits(
 ) -> Result<(), PlanError> {
     let needed = purse.needed(blocks, reserved)?;
     if needed <= purse.available() {
-        return Ok(());
+        // The sum was part of what is needed, so it fits.
+        let all = blocks.saturating_add(reserved);
+        return match &purse.price.reach {
+            Some(reach) if all > reach.blocks => Err(reach.too_short(all)),
+            _ => Ok(()),
+        };
     }
     Err(PlanError::NotEnoughMemory {
         worker: purse.worker,

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use super::error::PlanError;
 use super::group::WholeGroup;
 use super::merge_workers::WholeModel;
-use super::{Group, GroupSpec, WorkerPlan, latent_tuples};
+use super::reference::latent_tuples;
+use super::{Group, GroupSpec, Plan, WorkerPlan};
 use crate::num::{Overflow, sum};
-use crate::spec::{AttentionKind, DemandError, Limits, Spec};
+use crate::spec::{AttentionKind, Counting, DemandError, Limits, Spec};
 
 /// What a request needs of each group: a spec that speaks for all its layers, and the name of
 /// one, for messages. Layers of one group need the same number of blocks.
@@ -101,7 +102,8 @@ pub(super) fn capacity(
     if groups.is_empty() {
         return Ok((0.0, 0));
     }
-    let per_request = match latent_tuples::are_tuples(groups) {
+    let as_tuples = limits.counting == Counting::Reference && latent_tuples::are_tuples(groups);
+    let per_request = match as_tuples {
         true => latent_tuples::weighted_blocks(groups, blocks_of_groups)?,
         false => sum("the blocks of a request", blocks_of_groups.iter().copied())?,
     };
@@ -110,6 +112,58 @@ pub(super) fn capacity(
         concurrency,
         (concurrency * limits.max_model_len as f64) as u64,
     ))
+}
+
+/// What a plan really holds, counted alike for every policy: block 0 is never handed out, and a
+/// request of a length takes of each group the most blocks that it can hold, and no more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Capacity {
+    /// Tokens of each request.
+    pub len: u64,
+    /// Blocks that requests may use.
+    pub usable_blocks: u64,
+    /// Blocks that one request can hold.
+    pub blocks_per_request: u64,
+}
+
+impl Capacity {
+    /// Requests that fit at once.
+    pub fn requests(&self) -> f64 {
+        self.usable_blocks as f64 / self.blocks_per_request.max(1) as f64
+    }
+
+    /// Tokens that fit.
+    pub fn tokens(&self) -> f64 {
+        self.requests() * self.len as f64
+    }
+
+    /// Whether at least `numerator / denominator` as many requests of the length fit as in `other`.
+    pub fn holds(&self, other: &Capacity, (numerator, denominator): (u64, u64)) -> bool {
+        // requests >= other's: a/b >= c/d where b and d are positive. A product of 63-bit numbers has
+        // 126 bits, so the small factors are multiplied into what is compared in two parts.
+        let one = |blocks: u64| u128::from(blocks.max(1));
+        let own = u128::from(self.usable_blocks) * one(other.blocks_per_request);
+        let others = u128::from(other.usable_blocks) * one(self.blocks_per_request);
+        own.saturating_mul(u128::from(denominator)) >= others.saturating_mul(u128::from(numerator))
+    }
+}
+
+impl Plan {
+    /// What the plan really holds of requests of `len` tokens.
+    pub fn capacity_of(&self, len: u64) -> Result<Capacity, PlanError> {
+        let limits = Limits {
+            max_model_len: len,
+            counting: Counting::Exact,
+            ..self.config.limits
+        };
+        let worker = self.workers.first();
+        let reserved = self.config.reserved_blocks.max(1);
+        Ok(Capacity {
+            len,
+            usable_blocks: worker.map_or(0, |w| w.num_blocks.saturating_sub(reserved)),
+            blocks_per_request: worker.map_or(Ok(0), |w| w.blocks_per_request(&limits))?,
+        })
+    }
 }
 
 impl WorkerPlan {

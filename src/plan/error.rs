@@ -73,6 +73,20 @@ pub enum PlanError {
         /// What it stores.
         other: String,
     },
+    /// Layers whose pages no block size and no padding makes equal.
+    #[error(
+        "no page suits layer {first_layer} ({first}) and layer {layer} ({other}); give them block sizes or heads that make equal pages, let their backends follow a block stride so that pages may be padded, or use backends that take other kernel blocks"
+    )]
+    NoCommonPage {
+        /// A layer.
+        first_layer: String,
+        /// What it stores and its kernels demand.
+        first: String,
+        /// Another one.
+        layer: String,
+        /// What it stores and its kernels demand.
+        other: String,
+    },
     /// A page that can be neither scaled nor padded to the largest one.
     #[error(
         "layer {layer}: its page of {page} bytes cannot become {target} bytes, the page of layer {target_layer}: it does not divide it, and the layer's backend does not follow a block stride, so the page cannot be padded; change a block size, or use a backend that follows the block stride"
@@ -261,6 +275,20 @@ pub enum PlanError {
         /// Ids that fit.
         limit: u64,
         /// Blocks that would fit.
+        allowed: u64,
+    },
+    /// Blocks that a backend's kernels, or ids, cannot index.
+    #[error("{}", reach_text(.layer, .backend, *.step, *.wanted, *.allowed))]
+    IndexTooNarrow {
+        /// The layer; empty when ids are too narrow.
+        layer: String,
+        /// Its backend.
+        backend: String,
+        /// Bytes from block to block.
+        step: u64,
+        /// Blocks needed.
+        wanted: u64,
+        /// Blocks that can be indexed.
         allowed: u64,
     },
     /// Backends that agree on no kernel block size.
@@ -540,6 +568,7 @@ impl PlanError {
             PlanError::Spec { error, .. } => error.kind(),
             PlanError::HybridDisabledNotUnifiable { .. } => "hybrid_disabled_not_unifiable",
             PlanError::PageSizeNotUnifiable { .. } => "page_size_not_unifiable",
+            PlanError::NoCommonPage { .. } => "page_size_not_unifiable",
             PlanError::HiddenStateLargerThanPage { .. } => "hidden_state_larger_than_page",
             PlanError::NoMlaGroup { .. } => "no_mla_group",
             PlanError::MlaNotUniform { .. } => "mla_not_uniform",
@@ -554,6 +583,7 @@ impl PlanError {
             PlanError::AutoFitImpossible { .. } => "auto_fit_impossible",
             PlanError::ZeroBlocks { .. } => "worker_with_zero_blocks",
             PlanError::TooManyBlocks { .. } => "too_many_blocks",
+            PlanError::IndexTooNarrow { .. } => "index_width_exceeded",
             PlanError::KernelBlock { .. } => "no_common_block_size",
             PlanError::BackendBlockSize { .. } => "backend_block_size",
             PlanError::BackendHeads { .. } => "backend_num_kv_heads",
@@ -623,6 +653,17 @@ fn length_advice(longest: u64) -> String {
             "lower max_model_len to {longest}, the longest that fits, or give the cache more memory"
         )
     }
+}
+
+fn reach_text(layer: &str, backend: &str, step: u64, wanted: u64, allowed: u64) -> String {
+    if layer.is_empty() {
+        return format!(
+            "{wanted} blocks are needed, but 32-bit ids name only {allowed}; raise the block size, or lower max_model_len"
+        );
+    }
+    format!(
+        "layer {layer}: {wanted} blocks of {step} bytes are needed, but {backend} computes 32-bit offsets and reaches only {allowed}; lower max_model_len, or use a backend with 64-bit offsets"
+    )
 }
 
 fn ratio_text(num_blocks: u64, per_block: u64, layer: &str) -> String {

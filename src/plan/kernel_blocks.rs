@@ -10,7 +10,7 @@ use crate::model::{Layer, Model, Storage};
 use crate::spec::Spec;
 
 /// Block ids are signed 32-bit integers, and there are at most this many blocks.
-const MAX_BLOCKS: u64 = i32::MAX as u64;
+pub(super) const MAX_BLOCKS: u64 = i32::MAX as u64;
 
 /// Tokens of a kernel block of a group; `None` when no layer takes a cache or has a backend.
 pub(super) fn select(

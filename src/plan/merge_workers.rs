@@ -26,6 +26,7 @@ pub(super) struct Stage<'a> {
 }
 
 /// The layers of all workers that have pages of their own, each once.
+#[derive(Clone)]
 pub(super) struct WholeModel<'a> {
     /// The layers, in the order in which the workers name them.
     pub layers: Vec<WholeLayer<'a>>,

@@ -6,14 +6,15 @@
 mod block_sizes;
 mod budget;
 mod capacity;
+mod compact;
 mod describe;
 mod error;
 mod explain;
+mod finish;
 mod group;
 mod hybrid_block;
 mod kernel_blocks;
 mod kv_heads;
-mod latent_tuples;
 mod merge_workers;
 mod pack;
 mod parts;
@@ -21,36 +22,39 @@ mod project;
 mod promote;
 #[cfg(test)]
 mod properties;
+mod reach;
+mod reference;
 mod table_rows;
 #[cfg(test)]
 mod testing;
 #[cfg(test)]
 mod tests;
-mod unify;
 mod units;
 
 use std::sync::Arc;
 
 pub use block_sizes::resolve_block_sizes;
+pub use capacity::Capacity;
 pub use error::PlanError;
+pub use explain::{Advice, Change};
 pub use hybrid_block::{HybridBlock, HybridModel, hybrid_block_size};
 pub use kv_heads::kv_heads_per_rank;
-pub use latent_tuples::layer_tuple_count;
 pub use parts::{PartGroup, PartTensor, Parts, plan_from_parts};
+pub use reference::latent_tuples::layer_tuple_count;
 pub use table_rows::{TableNeeds, TableRows, TableWishes};
 
 use crate::model::Model;
-use crate::num::{MAX, product};
+use crate::num::MAX;
 use crate::spec::{Limits, Spec, SpecSet};
-use budget::{Budget, budget, price};
-use capacity::{Demand, capacity};
-use pack::Pools;
+use finish::{Job, finish};
 
 /// Which rules group layers and unify pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Policy {
     /// Exactly the rules of vLLM 0.26.
     Reference,
+    /// The most tokens in the same memory, and never fewer than the reference has.
+    Compact,
 }
 
 /// What a plan is made for.
@@ -72,6 +76,12 @@ pub struct PlanConfig {
     pub reserved_blocks: u64,
     /// The last layer belongs to a speculative draft.
     pub has_draft_layers: bool,
+    /// Tokens of a usual request, which the compact policy saves memory for besides the longest; 0
+    /// where nobody said.
+    pub typical_len: u64,
+    /// The layers' block sizes are no one's wish: the compact policy may choose others that their
+    /// kernels take, smaller ones too, and drop padding that was given.
+    pub choose_block_sizes: bool,
 }
 
 /// One rank: the layers it holds and the memory it has for them.
@@ -88,6 +98,8 @@ pub struct Worker {
 pub struct Plan {
     /// What it was made for, the longest sequence as it was fitted.
     pub config: PlanConfig,
+    /// What the engine asked for; `None` of a plan that it made itself.
+    pub asked: Option<PlanConfig>,
     /// One for each worker, in order.
     pub workers: Vec<WorkerPlan>,
 }
@@ -163,49 +175,19 @@ pub struct PoolTensor {
 pub fn plan(workers: &[Worker], config: &PlanConfig) -> Result<Plan, PlanError> {
     check_config(workers, config)?;
     let (mut stages, stage_of_worker) = merge_workers::stages_of(workers)?;
-    let mut whole = merge_workers::merge_stages(&mut stages)?;
-    let groups = group::group_layers(&mut whole, config)?;
-    let places = project::places(&groups, whole.layers.len());
-
-    let mut drafts = Vec::with_capacity(stages.len());
-    for stage in &stages {
-        kernel_blocks::check_heads(stage.model, &stage.owners)?;
-        let mut groups = project::project(&groups, &places, stage);
-        for (number, group) in groups.iter_mut().enumerate() {
-            group.kernel_block_size = kernel_blocks::select(stage.model, number, group)?;
-        }
-        let pools = Pools::of(&groups, config.cross_layer_blocks);
-        let pools = pools.map_err(|error| worker_overflow(stage.worker, error))?;
-        drafts.push((price(&groups, &pools)?, pools, groups));
-    }
-
-    let demand = Demand::of(&groups, &whole);
-    let price_of = |worker: usize| &drafts[stage_of_worker[worker]].0;
-    let budget = budget(workers, price_of, &demand, config)?;
-    // Named only now: that the rest does not fit is the first thing to mend.
-    project::check_all_placed(&places, &whole)?;
-    let blocks_of_groups = demand.blocks_of_groups(&budget.limits)?;
-    check_rows(&groups, &whole, &budget.limits)?;
-
-    let mut plans = Vec::with_capacity(stages.len());
-    for ((price, pools, groups), stage) in drafts.into_iter().zip(&stages) {
-        let plan = worker_plan(
-            stage,
-            price,
-            pools,
-            groups,
-            &budget,
-            &blocks_of_groups,
-            config,
-        );
-        plans.push(plan?);
-    }
+    let whole = merge_workers::merge_stages(&mut stages)?;
+    let job = Job {
+        workers,
+        stages: &stages,
+        stage_of_worker: &stage_of_worker,
+    };
+    let plan = match config.policy {
+        Policy::Reference => finish(&job, reference::layout(whole, config)?, config),
+        Policy::Compact => compact::plan(&job, &whole, config),
+    };
     Ok(Plan {
-        config: PlanConfig {
-            limits: budget.limits,
-            ..config.clone()
-        },
-        workers: dealt_to_workers(workers, &stage_of_worker, plans),
+        asked: Some(config.clone()),
+        ..plan?
     })
 }
 
@@ -228,74 +210,4 @@ fn check_config(workers: &[Worker], config: &PlanConfig) -> Result<(), PlanError
         }
     }
     Ok(())
-}
-
-/// A plan whose rows cannot be counted could not be used.
-fn check_rows(
-    groups: &[group::WholeGroup],
-    whole: &merge_workers::WholeModel<'_>,
-    limits: &Limits,
-) -> Result<(), PlanError> {
-    for group in groups {
-        let layer = group
-            .layers
-            .first()
-            .map_or("", |&layer| whole.layers[layer].name);
-        let width = group.spec.table_width_blocks(limits);
-        width.map_err(|error| PlanError::demand(layer, error))?;
-    }
-    Ok(())
-}
-
-fn worker_plan(
-    stage: &merge_workers::Stage<'_>,
-    price: budget::Price,
-    pools: Pools,
-    groups: Vec<Group>,
-    budget: &Budget,
-    blocks_of_groups: &[u64],
-    config: &PlanConfig,
-) -> Result<WorkerPlan, PlanError> {
-    let failed = |error| worker_overflow(stage.worker, error);
-    let usable = budget.num_blocks.saturating_sub(config.reserved_blocks);
-    let (max_concurrency, capacity_tokens) =
-        capacity(&groups, blocks_of_groups, usable, &budget.limits).map_err(failed)?;
-    let request = [budget.blocks_per_request, price.request_block];
-    let mut plan = WorkerPlan {
-        model: Arc::clone(stage.model),
-        memory_bytes: 0,
-        num_blocks: budget.num_blocks,
-        groups,
-        tensors: pools.tensors(budget.num_blocks).map_err(failed)?,
-        bytes_per_request: product("a request", request).map_err(failed)?,
-        bytes_per_block: price.block,
-        max_concurrency,
-        capacity_tokens,
-        needs_zeroing: false,
-    };
-    plan.needs_zeroing = kernel_blocks::needs_zeroing(&plan);
-    kernel_blocks::check_ids(&plan)?;
-    Ok(plan)
-}
-
-/// Every worker's own copy of its stage's plan.
-fn dealt_to_workers(
-    workers: &[Worker],
-    stage_of_worker: &[usize],
-    plans: Vec<WorkerPlan>,
-) -> Vec<WorkerPlan> {
-    let of_worker = |(worker, plan): (&Worker, WorkerPlan)| WorkerPlan {
-        model: Arc::clone(&worker.model),
-        memory_bytes: worker.memory_bytes,
-        ..plan
-    };
-    if plans.len() == workers.len() {
-        return workers.iter().zip(plans).map(of_worker).collect();
-    }
-    let plans = stage_of_worker.iter().map(|&stage| plans[stage].clone());
-    workers.iter().zip(plans).map(of_worker).collect()
-}
-
-fn worker_overflow(worker: usize, error: crate::num::Overflow) -> PlanError {
-    PlanError::overflow_at(format!("worker {worker}"), error)
 }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use super::{Group, GroupSpec, PoolTensor};
-use crate::num::{Overflow, product, sum};
+use crate::num::{Overflow, product, round_up, sum};
 
 /// Memory of one page in every block, before the number of blocks is known.
 pub(super) struct Slot {
@@ -13,9 +13,28 @@ pub(super) struct Slot {
     layers: Vec<usize>,
 }
 
+/// How the pages of groups share memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Packing {
+    /// As the reference does: packed, with slots for each page size, when all groups are sets or the
+    /// engine asks for it; else a tensor for each place in a group.
+    BySets {
+        /// Whether the engine asks for it.
+        cross_layer_blocks: bool,
+    },
+    /// A tensor for each place in a group. All pages are equal.
+    ByPlace,
+    /// Packed: each group lies from the start of a block. Slots begin at multiples of `step`.
+    Overlaid {
+        /// Bytes; what every layer's page must be aligned to.
+        step: u64,
+    },
+}
+
 /// All memory of a worker.
 pub(super) struct Pools {
-    slots: Vec<Slot>,
+    /// Where each lies in a packed block, and the slot.
+    slots: Vec<(u64, Slot)>,
     /// Whether the slots of a block lie together, block after block.
     is_packed: bool,
     /// Bytes of one block in all slots.
@@ -24,43 +43,94 @@ pub(super) struct Pools {
 
 impl Pools {
     /// Memory for the layers of `groups`.
-    pub fn of(groups: &[Group], cross_layer_blocks: bool) -> Result<Pools, Overflow> {
+    pub fn of(groups: &[Group], packing: Packing) -> Result<Pools, Overflow> {
         let all_sets = groups
             .iter()
             .all(|group| matches!(group.spec, GroupSpec::Set(_)));
-        let is_packed = groups.len() > 1 && (all_sets || cross_layer_blocks);
-        let slots = match groups {
-            _ if is_packed => slots_by_page(groups),
-            [only] => slots_of_layers(only),
-            _ => slots_by_place(groups),
+        let several = groups.len() > 1;
+        let (is_packed, slots) = match packing {
+            Packing::BySets { cross_layer_blocks }
+                if several && (all_sets || cross_layer_blocks) =>
+            {
+                (true, slots_by_page(groups))
+            }
+            Packing::Overlaid { step } if several => {
+                return overlaid_pools(groups, step);
+            }
+            _ if several => (false, slots_by_place(groups)),
+            _ => (false, groups.first().map_or_else(Vec::new, slots_of_layers)),
         };
         let bytes_per_block = sum("a block", slots.iter().map(|slot| slot.page))?;
+        let mut offset = 0;
+        let mut placed = Vec::with_capacity(slots.len());
+        for slot in slots {
+            let start = if is_packed { offset } else { 0 };
+            offset = sum("a packed block", [offset, slot.page])?;
+            placed.push((start, slot));
+        }
         Ok(Pools {
-            slots,
+            slots: placed,
             is_packed,
             bytes_per_block,
         })
     }
 
+    /// Whether the slots of a block lie together, block after block.
+    pub fn is_packed(&self) -> bool {
+        self.is_packed
+    }
+
     /// The allocations for a number of blocks.
     pub fn tensors(self, num_blocks: u64) -> Result<Vec<PoolTensor>, Overflow> {
-        let mut offset = 0;
         let mut tensors = Vec::with_capacity(self.slots.len());
-        for slot in self.slots {
+        for (offset, slot) in self.slots {
             let (step, block_stride) = match self.is_packed {
                 true => (self.bytes_per_block, self.bytes_per_block),
                 false => (slot.page, 0),
             };
             tensors.push(PoolTensor {
                 size: product("a tensor", [step, num_blocks])?,
-                offset: if self.is_packed { offset } else { 0 },
+                offset,
                 block_stride,
                 layers: slot.layers,
             });
-            offset = sum("a packed block", [offset, slot.page])?;
         }
         Ok(tensors)
     }
+}
+
+/// Slots of blocks that belong to one group each: every group lies in a block from its start, its
+/// largest pages first, so a block is as large as the largest group and no larger.
+fn overlaid_pools(groups: &[Group], step: u64) -> Result<Pools, Overflow> {
+    let step = step.max(1);
+    let mut slots: Vec<(u64, Slot)> = Vec::new();
+    let mut slot_at = HashMap::new();
+    let mut bytes_per_block = 0;
+    for group in groups {
+        let mut members: Vec<(u64, usize)> = Vec::with_capacity(group.layers.len());
+        for (place, &layer) in group.layers.iter().enumerate() {
+            members.push((group.spec.page_of(place), layer));
+        }
+        // Layers of one page size keep their order.
+        members.sort_by_key(|&(page, _)| std::cmp::Reverse(page));
+        let mut offset = 0;
+        for (page, layer) in members {
+            let slot = *slot_at.entry((offset, page)).or_insert_with(|| {
+                let layers = Vec::new();
+                slots.push((offset, Slot { page, layers }));
+                slots.len() - 1
+            });
+            slots[slot].1.layers.push(layer);
+            let room = round_up("a packed slot", page, step)?;
+            offset = sum("a packed block", [offset, room])?;
+        }
+        bytes_per_block = bytes_per_block.max(offset);
+    }
+    Ok(Pools {
+        slots,
+        is_packed: true,
+        bytes_per_block,
+    })
 }
 
 /// One slot for each layer of the only group.

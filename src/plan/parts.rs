@@ -9,7 +9,7 @@ use super::merge_workers::{check_owners_have_caches, takes_cache};
 use super::{Group, Plan, PlanConfig, Policy, PoolTensor, WorkerPlan, kernel_blocks};
 use crate::model::Model;
 use crate::num::{product, sum};
-use crate::spec::{Limits, Spec, StateCacheMode};
+use crate::spec::{Counting, Limits, Spec, StateCacheMode};
 
 /// A plan as an engine states it. Layers are given by name.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -87,6 +87,7 @@ pub fn plan_from_parts(model: Arc<Model>, parts: Parts) -> Result<Plan, PlanErro
     kernel_blocks::check_ids(&plan)?;
     Ok(Plan {
         config: unknown_config(),
+        asked: None,
         workers: vec![plan],
     })
 }
@@ -101,6 +102,7 @@ fn unknown_config() -> PlanConfig {
             max_tokens_in_flight: 0,
             max_encoder_tokens: 0,
             state_cache_mode: StateCacheMode::None,
+            counting: Counting::Reference,
         },
         auto_fit_max_model_len: false,
         hybrid_manager_off: false,
@@ -108,6 +110,8 @@ fn unknown_config() -> PlanConfig {
         num_blocks_override: None,
         reserved_blocks: 0,
         has_draft_layers: false,
+        typical_len: 0,
+        choose_block_sizes: false,
     }
 }
 

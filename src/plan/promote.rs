@@ -13,19 +13,28 @@ pub(super) fn one_table_serves(specs: &[Arc<Spec>]) -> bool {
     specs.is_empty() || SpecSet::new(specs.to_vec()).is_some() || merge(&refs).is_ok()
 }
 
+/// Tokens of a block of a windowed layer that is stored in full.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum WindowBlocks {
+    /// Its own number.
+    OwnSize,
+    /// That of the full layers, so that one block table can serve both.
+    OfFullLayers,
+}
+
 /// Turns windowed and chunked layers into full ones that remember their window or chunk, if
 /// there are full layers and one block table does not serve all as they are.
-pub(super) fn promote(whole: &mut WholeModel<'_>) -> Result<(), PlanError> {
+pub(super) fn promote(whole: &mut WholeModel<'_>, blocks: WindowBlocks) -> Result<(), PlanError> {
     if one_table_serves(&whole.specs) {
         return Ok(());
     }
     if let Some(full) = whole.specs.iter().find(|spec| is_full(spec)) {
         // Compressed windows cache few tokens in a block; only the full layers' block size can
-        // serve both. Every other layer keeps its own.
+        // serve both. Whether every other layer keeps its own is the policy's decision.
         let full_block_size = full.block_size();
         for number in 0..whole.specs.len() {
             let spec = &whole.specs[number];
-            let promoted = promoted(spec, full_block_size)
+            let promoted = promoted(spec, full_block_size, blocks)
                 .map_err(|error| PlanError::spec(whole.name_of_spec(number), error))?;
             if let Some(promoted) = promoted {
                 whole.specs[number] = Arc::new(promoted);
@@ -44,7 +53,11 @@ fn is_full(spec: &Spec) -> bool {
 }
 
 /// `None` for a layer that stays as it is.
-fn promoted(spec: &Spec, full_block_size: u64) -> Result<Option<Spec>, SpecError> {
+fn promoted(
+    spec: &Spec,
+    full_block_size: u64,
+    blocks: WindowBlocks,
+) -> Result<Option<Spec>, SpecError> {
     let Some(attention) = spec.as_attention() else {
         return Ok(None);
     };
@@ -54,9 +67,12 @@ fn promoted(spec: &Spec, full_block_size: u64) -> Result<Option<Spec>, SpecError
             .map(|spec| Some(Spec::Attention(spec)))
     };
     match attention.fields().kind {
-        AttentionKind::SlidingWindow | AttentionKind::ChunkedLocal => {
-            change(&|fields| fields.kind = AttentionKind::Full)
-        }
+        AttentionKind::SlidingWindow | AttentionKind::ChunkedLocal => change(&|fields| {
+            fields.kind = AttentionKind::Full;
+            if blocks == WindowBlocks::OfFullLayers {
+                fields.block_size = full_block_size;
+            }
+        }),
         AttentionKind::SlidingWindowMla => change(&|fields| {
             fields.kind = AttentionKind::Mla;
             fields.block_size = full_block_size;

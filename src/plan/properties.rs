@@ -54,7 +54,7 @@ fn any_latent() -> impl Strategy<Value = Spec> {
 }
 
 /// Few different specs, so that layers share them.
-fn any_layers() -> impl Strategy<Value = Vec<Spec>> {
+pub(super) fn any_layers() -> impl Strategy<Value = Vec<Spec>> {
     let specs = prop_oneof![
         prop::collection::vec(any_spec(), 1..4),
         prop::collection::vec(any_latent(), 2..5),
@@ -62,7 +62,7 @@ fn any_layers() -> impl Strategy<Value = Vec<Spec>> {
     specs.prop_flat_map(|specs| prop::collection::vec(prop::sample::select(specs), 1..24))
 }
 
-fn any_config() -> impl Strategy<Value = PlanConfig> {
+pub(super) fn any_config() -> impl Strategy<Value = PlanConfig> {
     (
         1u64..2000,
         any::<[bool; 2]>(),
@@ -83,7 +83,7 @@ fn any_config() -> impl Strategy<Value = PlanConfig> {
 }
 
 /// The layers cut into stages, and a worker for each.
-fn stages(layers: &[Spec], cut: usize, memory: i64) -> Vec<Worker> {
+pub(super) fn stages(layers: &[Spec], cut: usize, memory: i64) -> Vec<Worker> {
     let layers: Vec<(String, Spec)> = layers
         .iter()
         .enumerate()
@@ -96,7 +96,7 @@ fn stages(layers: &[Spec], cut: usize, memory: i64) -> Vec<Worker> {
     ]
 }
 
-fn check_worker(plan: &WorkerPlan, own_memory: bool) {
+pub(super) fn check_worker(plan: &WorkerPlan, own_memory: bool) {
     let mut in_groups: Vec<usize> = plan.groups.iter().flat_map(|g| g.layers.clone()).collect();
     let mut in_tensors: Vec<usize> = plan.tensors.iter().flat_map(|t| t.layers.clone()).collect();
     in_groups.sort_unstable();

@@ -7,8 +7,8 @@ use crate::backend::{Backend, Contract, KernelBlockSize, Preset};
 use crate::dtype::Dtype;
 use crate::model::Model;
 use crate::spec::{
-    Attention, AttentionFields, AttentionKind, Limits, Spec, State, StateCacheMode, StateFields,
-    StateKind,
+    Attention, AttentionFields, AttentionKind, Counting, Limits, Spec, State, StateCacheMode,
+    StateFields, StateKind,
 };
 
 /// One u8 head: a page of `2 · block_size · head_size` bytes.
@@ -111,6 +111,7 @@ pub(super) fn config(max_model_len: u64) -> PlanConfig {
             max_tokens_in_flight: 16,
             max_encoder_tokens: 0,
             state_cache_mode: StateCacheMode::None,
+            counting: Counting::Reference,
         },
         auto_fit_max_model_len: false,
         hybrid_manager_off: false,
@@ -118,6 +119,8 @@ pub(super) fn config(max_model_len: u64) -> PlanConfig {
         num_blocks_override: None,
         reserved_blocks: 0,
         has_draft_layers: false,
+        typical_len: 0,
+        choose_block_sizes: false,
     }
 }
 

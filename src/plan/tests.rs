@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::pack::{Packing, Pools};
 use super::testing::*;
 use super::*;
 use crate::backend::KernelBlockSize::{Exact, MultipleOf};
@@ -283,7 +284,10 @@ fn packed_blocks_have_a_slot_for_each_page_size() {
         }
     };
     let groups = [group(first.collect()), group(second.collect())];
-    let pools = Pools::of(&groups, false).unwrap();
+    let as_reference = Packing::BySets {
+        cross_layer_blocks: false,
+    };
+    let pools = Pools::of(&groups, as_reference).unwrap();
     assert_eq!(pools.bytes_per_block, 188_416);
     assert_eq!(8_388_608 / pools.bytes_per_block, 44);
     let tensors = pools.tensors(44).unwrap();

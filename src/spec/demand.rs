@@ -1,7 +1,7 @@
 //! How many blocks one request can need of a layer, and how long its block-table row is.
 
 use super::{AttentionKind, Spec};
-use crate::num::{Overflow, product, sum};
+use crate::num::{Overflow, gcd, product, sum};
 
 /// When a state layer keeps the state of an earlier position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -24,6 +24,17 @@ impl StateCacheMode {
     ];
 }
 
+/// How blocks that a window or a chunk may hold are counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Counting {
+    /// As the reference counts: a window has a block more than its tokens fill, also where there are
+    /// not so many tokens; a chunk never begins inside a block.
+    #[default]
+    Reference,
+    /// The most that can be held, and no block more.
+    Exact,
+}
+
 /// What bounds one request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
@@ -37,6 +48,8 @@ pub struct Limits {
     pub max_encoder_tokens: u64,
     /// When state layers keep the state of an earlier position.
     pub state_cache_mode: StateCacheMode,
+    /// How blocks of windows and chunks are counted.
+    pub counting: Counting,
 }
 
 impl Limits {
@@ -118,20 +131,71 @@ impl Spec {
             return Ok(None);
         };
         let fields = attention.fields();
-        let (earlier, straddle) = match fields.kind {
+        let held = match fields.kind {
             AttentionKind::SlidingWindow | AttentionKind::SlidingWindowMla => {
-                (fields.sliding_window.unwrap_or(1) - 1, 1)
+                Held::of_window(fields.sliding_window.unwrap_or(1))
             }
-            AttentionKind::ChunkedLocal => (fields.attention_chunk_size.unwrap_or(0), 0),
+            AttentionKind::ChunkedLocal => {
+                Held::of_chunk(fields.attention_chunk_size.unwrap_or(1), fields.block_size)
+            }
             _ => return Ok(None),
         };
-        let held = sum(
-            "the tokens a window holds",
-            [earlier, limits.max_tokens_in_flight],
-        )?
-        .min(limits.max_model_len);
-        // A window may begin inside a block, so it can touch one block more than its length needs.
-        Ok(Some(held.div_ceil(fields.block_size) + straddle))
+        held.blocks(fields.block_size, limits).map(Some)
+    }
+}
+
+/// Tokens of one request that a windowed layer keeps before those in flight.
+struct Held {
+    /// As the reference counts them.
+    reference: u64,
+    /// Blocks that the reference adds, since a window may begin inside a block.
+    reference_straddle: u64,
+    /// The most there can be.
+    exact: u64,
+    /// They begin at a multiple of it: a window anywhere, a chunk where chunks do.
+    step: u64,
+}
+
+impl Held {
+    /// A token sees itself and those of the window before it.
+    fn of_window(window: u64) -> Held {
+        let earlier = window.saturating_sub(1);
+        Held {
+            reference: earlier,
+            reference_straddle: 1,
+            exact: earlier,
+            step: 1,
+        }
+    }
+
+    /// The first token in flight is in the chunk too.
+    fn of_chunk(chunk: u64, block_size: u64) -> Held {
+        Held {
+            reference: chunk,
+            reference_straddle: 0,
+            exact: chunk.saturating_sub(1),
+            step: gcd(chunk, block_size),
+        }
+    }
+
+    fn blocks(&self, block_size: u64, limits: &Limits) -> Result<u64, DemandError> {
+        let with_flight = |earlier| {
+            let tokens = [earlier, limits.max_tokens_in_flight];
+            sum("the tokens a window holds", tokens)
+        };
+        let len = limits.max_model_len;
+        Ok(match limits.counting {
+            Counting::Reference => {
+                let tokens = with_flight(self.reference)?.min(len);
+                tokens.div_ceil(block_size) + self.reference_straddle
+            }
+            Counting::Exact => {
+                // The most that lies in the first block before the first token held.
+                let before = block_size.saturating_sub(self.step);
+                let span = sum("the span of a window", [with_flight(self.exact)?, before])?;
+                span.div_ceil(block_size).min(len.div_ceil(block_size))
+            }
+        })
     }
 }
 
@@ -188,13 +252,84 @@ mod tests {
                 max_tokens_in_flight: in_flight,
                 max_encoder_tokens: 0,
                 state_cache_mode: StateCacheMode::None,
+                counting: Counting::Reference,
             };
             assert_eq!(window(w, block).blocks_per_request(&limits), Ok(blocks));
+            let exact = Limits {
+                counting: Counting::Exact,
+                ..limits
+            };
+            assert_eq!(window(w, block).blocks_per_request(&exact), Ok(blocks));
             let shared = Limits {
                 context_parallel_size: 2,
                 ..limits
             };
             assert!(window(w, block).blocks_per_request(&shared).is_err());
+        }
+    }
+
+    /// Blocks that hold a token that is still needed or in flight, at the worst step.
+    fn held_at_worst(lowest: impl Fn(u64) -> u64, in_flight: u64, len: u64, block: u64) -> u64 {
+        let blocks = |computed: u64| {
+            let end = (computed + in_flight).min(len);
+            end.div_ceil(block) - lowest(computed) / block
+        };
+        (0..len).map(blocks).max().unwrap_or(0)
+    }
+
+    /// B16, B18, B19: exact counts are those of the worst step, found by trying all.
+    #[test]
+    fn exact_counts_are_what_a_request_can_hold() {
+        let chunked = |chunk, block_size| {
+            Spec::Attention(
+                Attention::new(AttentionFields {
+                    kind: AttentionKind::ChunkedLocal,
+                    attention_chunk_size: Some(chunk),
+                    ..AttentionFields::full(block_size, 1, 8, Dtype::F16)
+                })
+                .unwrap(),
+            )
+        };
+        for size in [1, 2, 3, 4, 6, 11, 16, 30] {
+            for (in_flight, len, block) in [
+                (1, 200, 4),
+                (1, 200, 128),
+                (7, 200, 16),
+                (16, 200, 6),
+                (100, 8, 4),
+                (3, 20, 16),
+            ] {
+                let limits = Limits {
+                    max_model_len: len,
+                    context_parallel_size: 1,
+                    max_tokens_in_flight: in_flight,
+                    max_encoder_tokens: 0,
+                    state_cache_mode: StateCacheMode::None,
+                    counting: Counting::Exact,
+                };
+                let window_starts = |computed: u64| computed.saturating_sub(size - 1);
+                let chunk_starts = |computed: u64| computed - computed % size;
+                for (what, spec, worst) in [
+                    (
+                        "window",
+                        window(size, block),
+                        held_at_worst(window_starts, in_flight, len, block),
+                    ),
+                    (
+                        "chunk",
+                        chunked(size, block),
+                        held_at_worst(chunk_starts, in_flight, len, block),
+                    ),
+                ] {
+                    let counted = spec.blocks_per_request(&limits).unwrap();
+                    let full = len.div_ceil(block);
+                    assert!(counted >= worst && counted <= full, "{what} of {size}");
+                    // Where a sequence is long enough for every place in a block, none is too much.
+                    if len >= 2 * (size + in_flight + block) {
+                        assert_eq!(counted, worst, "{what} of {size}, {in_flight}, {block}");
+                    }
+                }
+            }
         }
     }
 }

@@ -12,11 +12,11 @@ mod set;
 mod state;
 
 pub use attention::{Attention, AttentionFields, AttentionKind, Content};
-pub use demand::{DemandError, Limits, StateCacheMode};
+pub use demand::{Counting, DemandError, Limits, StateCacheMode};
 pub use merge::{MergeError, Uniformity, merge, uniformity};
 pub use quantisation::{QuantMode, TOKEN_HEAD_SCALE_BYTES};
 pub use set::{Family, SpecSet, layers_of_commonest_page};
-pub use state::{State, StateFields, StateKind};
+pub use state::{State, StateFields, StateKind, StatePart};
 
 use crate::num::Overflow;
 

@@ -338,7 +338,7 @@ fn check_dense(backend: &Backend, content: u64, step: u64) -> Result<(), ViewErr
     Ok(())
 }
 
-fn check_alignment(backend: &Backend, offset: u64, step: u64) -> Result<(), ViewError> {
+pub(super) fn check_alignment(backend: &Backend, offset: u64, step: u64) -> Result<(), ViewError> {
     let wanted = backend.contract().alignment;
     // The lowest bit set in either is what every block is aligned to.
     let bits = offset | step;
@@ -351,7 +351,7 @@ fn check_alignment(backend: &Backend, offset: u64, step: u64) -> Result<(), View
     Ok(())
 }
 
-fn check_index_width(backend: &Backend, largest: u64) -> Result<(), ViewError> {
+pub(super) fn check_index_width(backend: &Backend, largest: u64) -> Result<(), ViewError> {
     let narrow = backend.contract().index_width == IndexWidth::Bits32;
     if narrow && largest > MAX_OFFSET_32 {
         return Err(ViewError::IndexWidth { largest });

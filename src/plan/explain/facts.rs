@@ -3,7 +3,9 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use crate::plan::{Group, GroupSpec, Plan, WorkerPlan};
+use super::advice::{self, Advice, OneMoreRequest};
+use super::reference::{self, Comparison};
+use crate::plan::{Group, GroupSpec, Plan, WorkerPlan, reach};
 use crate::spec::{AttentionKind, Spec};
 
 /// What there is to say about a plan.
@@ -14,6 +16,12 @@ pub(super) struct PlanFacts {
     pub reserved_blocks: u64,
     /// Each with the workers that it is true of.
     pub workers: Vec<(Vec<usize>, WorkerFacts)>,
+    /// The reference's plan beside this one, of a plan by another policy.
+    pub reference: Option<Comparison>,
+    /// What would win most tokens.
+    pub cheapest_change: Option<Advice>,
+    /// The longest sequence at which one more fits.
+    pub one_more_request: Option<OneMoreRequest>,
 }
 
 /// What there is to say about a worker.
@@ -26,8 +34,19 @@ pub(super) struct WorkerFacts {
     /// What a request needs and how many fit; `None` when the limits are not known.
     pub request: Option<RequestFacts>,
     pub needs_zeroing: bool,
+    /// Why there are no more blocks, where that is not the memory.
+    pub narrow: Option<NarrowFacts>,
     pub waste: Waste,
     pub groups: Vec<GroupFacts>,
+}
+
+/// A layer whose kernels reach no more blocks than there are, though there is memory for more.
+#[derive(PartialEq)]
+pub(super) struct NarrowFacts {
+    pub layer: String,
+    pub backend: String,
+    /// Blocks that there is memory for on this worker.
+    pub blocks_of_memory: u64,
 }
 
 /// What a request of the longest sequence needs, and how many fit.
@@ -40,7 +59,7 @@ pub(super) struct RequestFacts {
 }
 
 /// Bytes that hold nothing when all blocks are used, by groups in the proportions of one request.
-#[derive(PartialEq, Default)]
+#[derive(Debug, PartialEq, Default)]
 pub(super) struct Waste {
     pub padding: u64,
     pub unused_slots: u64,
@@ -83,8 +102,22 @@ impl GroupFacts {
     }
 }
 
-/// All there is to say. Workers of one model and memory are looked at once.
+/// All there is to say.
 pub(super) fn facts(plan: &Plan) -> PlanFacts {
+    PlanFacts {
+        num_workers: plan.workers.len(),
+        num_blocks: plan.workers.first().map_or(0, |worker| worker.num_blocks),
+        max_model_len: plan.config.limits.max_model_len,
+        reserved_blocks: plan.config.reserved_blocks,
+        workers: of_workers(plan),
+        reference: reference::compare(plan),
+        cheapest_change: plan.cheapest_change(),
+        one_more_request: advice::one_more_request(plan),
+    }
+}
+
+/// What there is to say about each worker. Workers of one model and memory are looked at once.
+pub(super) fn of_workers(plan: &Plan) -> Vec<(Vec<usize>, WorkerFacts)> {
     let mut workers: Vec<(Vec<usize>, WorkerFacts)> = Vec::new();
     let mut known: HashMap<(usize, i64), usize> = HashMap::new();
     for (number, worker) in plan.workers.iter().enumerate() {
@@ -101,13 +134,22 @@ pub(super) fn facts(plan: &Plan) -> PlanFacts {
         });
         workers[place].0.push(number);
     }
-    PlanFacts {
-        num_workers: plan.workers.len(),
-        num_blocks: plan.workers.first().map_or(0, |worker| worker.num_blocks),
-        max_model_len: plan.config.limits.max_model_len,
-        reserved_blocks: plan.config.reserved_blocks,
-        workers,
+    workers
+}
+
+/// What limits the blocks of a worker besides its memory.
+fn narrow(plan: &Plan, worker: &WorkerPlan) -> Option<NarrowFacts> {
+    if plan.config.num_blocks_override.is_some() {
+        return None;
     }
+    let reach = reach::of_plan(worker)?;
+    let given = u64::try_from(worker.memory_bytes).unwrap_or(0);
+    let blocks_of_memory = given.checked_div(worker.bytes_per_block)?;
+    (reach.blocks == worker.num_blocks && reach.blocks < blocks_of_memory).then_some(NarrowFacts {
+        layer: reach.layer,
+        backend: reach.backend,
+        blocks_of_memory,
+    })
 }
 
 fn worker_facts(plan: &Plan, worker: &WorkerPlan) -> WorkerFacts {
@@ -132,6 +174,7 @@ fn worker_facts(plan: &Plan, worker: &WorkerPlan) -> WorkerFacts {
             capacity_tokens: worker.capacity_tokens,
         }),
         needs_zeroing: worker.needs_zeroing,
+        narrow: narrow(plan, worker),
         waste,
         groups,
     }
@@ -350,7 +393,7 @@ fn target(worker: &WorkerPlan, page: u64) -> String {
         });
     match layer {
         Some(layer) => format!("{page} bytes, the page of {layer}"),
-        None => format!("{page} bytes, the largest page of the model"),
+        None => format!("{page} bytes, the common page of the model"),
     }
 }
 

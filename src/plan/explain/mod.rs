@@ -1,8 +1,17 @@
-//! Why a plan is as it is: what each group costs, what is wasted, and the reason.
+//! Why a plan is as it is: what each group costs, what is wasted, and the reason; what the policy
+//! `reference` makes of the same layers, and which change would help.
 
+mod advice;
+mod change;
 mod facts;
 mod json;
+mod reference;
+#[cfg(test)]
+mod tests;
 mod text;
+
+pub use advice::Advice;
+pub use change::Change;
 
 use super::Plan;
 

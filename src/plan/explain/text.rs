@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use super::facts::{GroupFacts, PlanFacts, WorkerFacts};
+use super::reference::Comparison;
 use crate::plan::units::Bytes;
 
 /// Names shown of a group's layers.
@@ -30,9 +31,109 @@ pub(super) fn render(facts: &PlanFacts) -> String {
     for (numbers, worker) in &facts.workers {
         out.push('\n');
         let _ = writeln!(out, "{}", worker_title(numbers));
-        render_worker(&mut out, worker);
+        render_worker(&mut out, worker, facts.num_blocks);
     }
+    if let Some(comparison) = &facts.reference {
+        render_reference(&mut out, comparison);
+    }
+    render_advice(&mut out, facts);
     out
+}
+
+/// What the reference makes of the same layers.
+fn render_reference(out: &mut String, comparison: &Comparison) {
+    out.push('\n');
+    let beside = match &comparison.outcome {
+        Ok(beside) => beside,
+        Err(error) => {
+            let _ = writeln!(out, "the policy reference gives no plan: {error}");
+            return;
+        }
+    };
+    let _ = writeln!(out, "beside the policy reference");
+    let (own, reference) = (&beside.own, &beside.reference);
+    let mut rows = vec![[
+        "".to_owned(),
+        "this plan".to_owned(),
+        "reference".to_owned(),
+        "ratio".to_owned(),
+    ]];
+    let mut row = |what: String, is: u64, was: u64, ratio: Option<f64>| {
+        let ratio = ratio.map_or("-".to_owned(), |ratio| format!("{ratio:.3}"));
+        rows.push([what, is.to_string(), was.to_string(), ratio]);
+    };
+    for held in &beside.lengths {
+        let what = format!("tokens in requests of {}", held.len);
+        row(
+            what,
+            held.tokens(),
+            held.tokens_of_reference(),
+            held.ratio(),
+        );
+    }
+    for (what, is, was) in [
+        (
+            "longest sequence",
+            own.max_model_len,
+            reference.max_model_len,
+        ),
+        ("groups", own.num_groups as u64, reference.num_groups as u64),
+        ("blocks", own.num_blocks, reference.num_blocks),
+        (
+            "bytes of a block",
+            own.bytes_per_block,
+            reference.bytes_per_block,
+        ),
+        ("wasted bytes", own.waste.total(), reference.waste.total()),
+        ("  padding", own.waste.padding, reference.waste.padding),
+        (
+            "  unused slots",
+            own.waste.unused_slots,
+            reference.waste.unused_slots,
+        ),
+        (
+            "  left over",
+            own.waste.left_over,
+            reference.waste.left_over,
+        ),
+    ] {
+        row(what.to_owned(), is, was, quotient(is, was));
+    }
+    render_rows(out, &rows);
+    for reason in &beside.reasons {
+        let _ = writeln!(out, "  - {reason}");
+    }
+}
+
+fn quotient(is: u64, was: u64) -> Option<f64> {
+    (was > 0).then(|| is as f64 / was as f64)
+}
+
+/// Names by their first letter, numbers by their last digit.
+fn render_rows(out: &mut String, rows: &[[String; 4]]) {
+    let width = |column: usize| rows.iter().map(|row| row[column].len()).max().unwrap_or(0);
+    let widths = [0, 1, 2, 3].map(width);
+    for [what, own, reference, ratio] in rows {
+        let [first, second, third, fourth] = widths;
+        let _ = writeln!(
+            out,
+            "  {what:<first$}  {own:>second$}  {reference:>third$}  {ratio:>fourth$}"
+        );
+    }
+}
+
+/// What would help.
+fn render_advice(out: &mut String, facts: &PlanFacts) {
+    if let Some(advice) = &facts.cheapest_change {
+        let _ = writeln!(out, "\ncheapest change: {advice}");
+    }
+    if let Some(more) = &facts.one_more_request {
+        let _ = writeln!(
+            out,
+            "\none more request: {} of {} tokens would fit instead of {} of {}",
+            more.requests, more.max_model_len, more.requests_now, facts.max_model_len
+        );
+    }
 }
 
 /// Numbers as ranges: "worker 3", "workers 0-3, 8".
@@ -55,7 +156,7 @@ fn worker_title(numbers: &[usize]) -> String {
     }
 }
 
-fn render_worker(out: &mut String, worker: &WorkerFacts) {
+fn render_worker(out: &mut String, worker: &WorkerFacts, num_blocks: u64) {
     let bytes = |value: u64| Bytes(value).to_string();
     let given = match worker.memory_bytes {
         0 => "unknown".to_owned(),
@@ -90,6 +191,13 @@ fn render_worker(out: &mut String, worker: &WorkerFacts) {
         false => "not needed",
     };
     line(out, 2, "zeroing", zeroing);
+    if let Some(narrow) = &worker.narrow {
+        let text = format!(
+            "layer {}: {} computes 32-bit offsets and reaches {num_blocks} blocks; there is memory for {}",
+            narrow.layer, narrow.backend, narrow.blocks_of_memory
+        );
+        line(out, 2, "index width", &text);
+    }
     if !worker.groups.is_empty() {
         out.push('\n');
         render_groups(out, &worker.groups);

@@ -2,12 +2,15 @@
 
 use std::sync::Arc;
 
-use super::error::PlanError;
-use super::merge_workers::WholeModel;
+use crate::plan::error::PlanError;
+use crate::plan::merge_workers::WholeModel;
 use crate::spec::{Attention, Spec, SpecError};
 
 /// Makes the pages of the specs in `which` as large as the largest of them.
-pub(super) fn unify_pages(whole: &mut WholeModel<'_>, which: &[usize]) -> Result<(), PlanError> {
+pub(in crate::plan) fn unify_pages(
+    whole: &mut WholeModel<'_>,
+    which: &[usize],
+) -> Result<(), PlanError> {
     let page = |number: usize| whole.specs[number].page().padded;
     let Some(largest) = which
         .iter()

@@ -7,18 +7,18 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::error::PlanError;
-use super::group::WholeGroup;
-use super::merge_workers::WholeModel;
-use super::{Group, GroupSpec};
 use crate::num::{Overflow, product, sum};
+use crate::plan::error::PlanError;
+use crate::plan::group::WholeGroup;
+use crate::plan::merge_workers::WholeModel;
+use crate::plan::{Group, GroupSpec};
 use crate::spec::{AttentionKind, Spec, SpecSet, layers_of_commonest_page};
 
 /// Values above this are refused, which bounds the search for a number of tuples.
 const LARGEST_COUNT: u64 = 1 << 20;
 
 /// Whether the model is of this shape.
-pub(super) fn is_shape(specs: &[Arc<Spec>]) -> bool {
+pub(in crate::plan) fn is_shape(specs: &[Arc<Spec>]) -> bool {
     let mut pages = specs.iter().map(|spec| spec.page().padded);
     let first = pages.next();
     specs
@@ -35,7 +35,7 @@ struct Windowed {
 }
 
 /// Groups a model of this shape. Layers that are no latents are left over.
-pub(super) fn group(whole: &mut WholeModel<'_>) -> Result<Vec<WholeGroup>, PlanError> {
+pub(in crate::plan) fn group(whole: &mut WholeModel<'_>) -> Result<Vec<WholeGroup>, PlanError> {
     let (full, windowed) = sort_layers(whole);
     let Some(&first_full) = full.first() else {
         let layer = windowed.first().and_then(|w| w.layers.first());
@@ -187,7 +187,7 @@ fn split_windowed(
 }
 
 /// Marks the group of the last layer, which belongs to the draft of a DeepSeek-V4 model.
-pub(super) fn mark_draft(whole: &WholeModel<'_>, groups: &mut [WholeGroup]) {
+pub(in crate::plan) fn mark_draft(whole: &WholeModel<'_>, groups: &mut [WholeGroup]) {
     let is_v4 = whole
         .specs
         .iter()
@@ -202,7 +202,7 @@ pub(super) fn mark_draft(whole: &WholeModel<'_>, groups: &mut [WholeGroup]) {
 }
 
 /// Whether groups of a plan are of this shape.
-pub(super) fn are_tuples(groups: &[Group]) -> bool {
+pub(in crate::plan) fn are_tuples(groups: &[Group]) -> bool {
     groups.len() > 1
         && groups
             .iter()
@@ -211,7 +211,7 @@ pub(super) fn are_tuples(groups: &[Group]) -> bool {
 
 /// Bytes that the reference counts for a block of a request: every tuple in full, also those that
 /// a group lacks, with a page of each size that the full latents have.
-pub(super) fn counted_block_bytes(groups: &[Group]) -> Result<u64, Overflow> {
+pub(in crate::plan) fn counted_block_bytes(groups: &[Group]) -> Result<u64, Overflow> {
     let sets = groups.iter().filter_map(|group| match &group.spec {
         GroupSpec::Set(set) => Some(set),
         GroupSpec::One(_) => None,
@@ -225,7 +225,7 @@ pub(super) fn counted_block_bytes(groups: &[Group]) -> Result<u64, Overflow> {
 
 /// Blocks that the reference divides by for the concurrency: each group's blocks weigh as much as
 /// the group's pages compared to the first group's.
-pub(super) fn weighted_blocks(groups: &[Group], blocks: &[u64]) -> Result<u64, Overflow> {
+pub(in crate::plan) fn weighted_blocks(groups: &[Group], blocks: &[u64]) -> Result<u64, Overflow> {
     let Some(first) = groups.first() else {
         return Ok(0);
     };

@@ -1,0 +1,80 @@
+//! How a layer fills a page of a given size: a larger block first, padding for the rest.
+
+use std::sync::Arc;
+
+use super::contract::suits;
+use super::kinds::Kind;
+use crate::spec::{Attention, Spec};
+
+/// Block sizes that are tried before a page is given up.
+const TRIES: u64 = 64;
+
+/// The kind's spec with a page of exactly `page` bytes; `None` where nothing leads there. Of several
+/// block sizes it is the largest, which wastes least.
+pub(super) fn fit(kind: &Kind<'_>, page: u64) -> Option<Arc<Spec>> {
+    let smallest = &kind.smallest;
+    let attention = match smallest.as_ref() {
+        // A state is as large in a block of any size.
+        Spec::State(_) if smallest.page().padded == page => return Some(Arc::clone(smallest)),
+        Spec::State(_) if smallest.page().padded > page => return None,
+        Spec::State(_) => {
+            return smallest
+                .with_page_size_padded(Some(page))
+                .ok()
+                .map(Arc::new);
+        }
+        Spec::Attention(attention) => attention,
+    };
+    let most = page / attention.page().unpadded.max(1);
+    let fewest = match kind.may_pad {
+        true => most.saturating_sub(TRIES).max(1),
+        // Without padding only a block that fills the page will do, or one as padded as it came.
+        false => 1.max(page / attention.page().padded.max(1)),
+    };
+    (fewest..=most).rev().find_map(|times| {
+        let spec = Spec::Attention(scaled(attention, times, page, kind.may_pad)?);
+        suits(&spec, &kind.backends, false).then(|| match spec == **smallest {
+            true => Arc::clone(smallest),
+            false => Arc::new(spec),
+        })
+    })
+}
+
+/// A block `times` as large with a page of exactly `page` bytes.
+fn scaled(attention: &Attention, times: u64, page: u64, may_pad: bool) -> Option<Attention> {
+    let given = attention.fields().page_size_padded;
+    let with = |padded: Option<u64>| in_blocks(attention, times, padded);
+    if times == 1 && attention.page().padded == page {
+        return Some(attention.clone());
+    }
+    // Padding that was given is kept: as it was, or once for each block that is joined.
+    let came_padded = given.is_some_and(|given| given.checked_mul(times) == Some(page));
+    let is_short = given.is_some_and(|given| given > page);
+    let unpadded = with(None)?;
+    match unpadded.page().padded {
+        bytes if bytes == page && !is_short => Some(unpadded),
+        bytes if bytes < page && (may_pad || came_padded) && !is_short => {
+            with(Some(page)).filter(|spec| keeps_alignment(spec, page))
+        }
+        _ => None,
+    }
+}
+
+/// A block of `times` as many tokens.
+pub(super) fn in_blocks(
+    attention: &Attention,
+    times: u64,
+    padded: Option<u64>,
+) -> Option<Attention> {
+    let block_size = attention.fields().block_size.checked_mul(times)?;
+    let changed = attention.changed(|fields| {
+        fields.block_size = block_size;
+        fields.page_size_padded = padded;
+    });
+    changed.ok()
+}
+
+fn keeps_alignment(attention: &Attention, page: u64) -> bool {
+    let alignment = attention.fields().alignment.unwrap_or(1);
+    attention.page().padded == page && page.is_multiple_of(alignment)
+}

@@ -1,0 +1,113 @@
+//! Layers of one spec, and which backends read them.
+
+use std::sync::Arc;
+
+use super::contract;
+use crate::backend::Backend;
+use crate::plan::PlanConfig;
+use crate::plan::error::PlanError;
+use crate::plan::finish::Job;
+use crate::plan::merge_workers::WholeModel;
+use crate::spec::{AttentionKind, Spec, SpecError};
+
+/// Layers of the whole model that have one spec.
+pub(super) struct Kind<'a> {
+    /// The name of the first one, for messages.
+    pub name: &'a str,
+    /// What they store, in the smallest block and page that they may have.
+    pub smallest: Arc<Spec>,
+    /// Their numbers in the whole model.
+    pub layers: Vec<usize>,
+    /// How many of them each stage has.
+    pub on_stages: Vec<u64>,
+    /// The different backends that read them.
+    pub backends: Vec<&'a Backend>,
+    /// Whether their pages may get padding.
+    pub may_pad: bool,
+}
+
+/// The kinds of layers of the whole model, in the order of their first layers.
+pub(super) fn of<'a>(
+    job: &Job<'a>,
+    whole: &WholeModel<'a>,
+    config: &PlanConfig,
+) -> Result<Vec<Kind<'a>>, PlanError> {
+    let mut kinds: Vec<Kind<'a>> = Vec::with_capacity(whole.specs.len());
+    for (number, spec) in whole.specs.iter().enumerate() {
+        kinds.push(Kind {
+            name: whole.name_of_spec(number),
+            smallest: Arc::clone(spec),
+            layers: Vec::new(),
+            on_stages: vec![0; job.stages.len()],
+            backends: Vec::new(),
+            may_pad: true,
+        });
+    }
+    for (number, layer) in whole.layers.iter().enumerate() {
+        kinds[layer.spec].layers.push(number);
+    }
+    for (number, stage) in job.stages.iter().enumerate() {
+        for (layer, &own) in stage.whole.iter().enumerate() {
+            if let Some(own) = own {
+                kinds[whole.layers[own].spec].on_stages[number] += 1;
+            }
+            // Layers that share read their owner's pages.
+            let Some(owner) = stage.whole[stage.owners[layer]] else {
+                continue;
+            };
+            if let Some(backend) = &stage.model.layers()[layer].backend {
+                add(&mut kinds[whole.layers[owner].spec].backends, backend);
+            }
+        }
+    }
+    for kind in &mut kinds {
+        if let Spec::Attention(attention) = kind.smallest.as_ref() {
+            kind.may_pad = contract::may_pad(attention, &kind.backends);
+        }
+        let smallest = smallest(&kind.smallest, &kind.backends, config);
+        if let Some(spec) = smallest.map_err(|error| PlanError::spec(kind.name, error))? {
+            kind.smallest = Arc::new(spec);
+        }
+    }
+    Ok(kinds)
+}
+
+fn add<'a>(backends: &mut Vec<&'a Backend>, backend: &'a Backend) {
+    let is_same = |known: &&Backend| std::ptr::eq(*known, backend) || **known == *backend;
+    if !backends.iter().any(is_same) {
+        backends.push(backend);
+    }
+}
+
+/// The spec in its smallest block; `None` where that is the one it has.
+fn smallest(
+    spec: &Spec,
+    backends: &[&Backend],
+    config: &PlanConfig,
+) -> Result<Option<Spec>, SpecError> {
+    let attention = match spec {
+        Spec::State(_) => {
+            return match config.choose_block_sizes {
+                true => spec.with_page_size_padded(None).map(Some),
+                false => Ok(None),
+            };
+        }
+        Spec::Attention(attention) => attention,
+    };
+    let fields = attention.fields();
+    // As many hidden states lie in a block as its page holds, so one is the least.
+    let is_open = config.choose_block_sizes || fields.kind == AttentionKind::HiddenState;
+    if !is_open {
+        return Ok(None);
+    }
+    let fallback = match backends.is_empty() && !config.choose_block_sizes {
+        true => fields.compress_ratio,
+        false => fields.block_size,
+    };
+    let block_size = contract::smallest_block(backends, fields.compress_ratio, fallback);
+    let changed = attention.changed(|fields| {
+        fields.block_size = block_size;
+        fields.page_size_padded = None;
+    });
+    changed.map(|attention| Some(Spec::Attention(attention)))
+}

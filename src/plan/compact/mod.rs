@@ -1,0 +1,254 @@
+//! The policy `compact`: the most tokens in the same memory, and never fewer than the reference's
+//! plan of the same layers holds.
+//!
+//! The reference's plan is one candidate. Others come from a search over page sizes, block sizes and
+//! numbers of groups. Among those that hold at least as many requests as the reference's, of the usual
+//! length and of the longest, the cheapest wins: bytes for each token at both lengths, and a price for
+//! groups.
+//!
+//! | file | what it decides |
+//! |---|---|
+//! | `kinds` | which layers are the same, and which backends read them |
+//! | `contract` | whether kernels can read a page |
+//! | `fit` | how a layer fills a page: a larger block first, padding for the rest |
+//! | `pages` | which page sizes are worth a look |
+//! | `classes` | which kinds share block tables, and what a block of them costs |
+//! | `search` | into how many groups each class is split |
+//! | `cost` | what is better, and what is too little |
+
+mod classes;
+mod contract;
+mod cost;
+#[cfg(test)]
+mod exhaustive;
+mod fit;
+mod kinds;
+mod pages;
+#[cfg(test)]
+mod properties;
+mod search;
+#[cfg(test)]
+mod tests;
+
+use crate::plan::error::PlanError;
+use crate::plan::finish::{Job, Layout, finish};
+use crate::plan::group::{WholeGroup, spec_of_all};
+use crate::plan::merge_workers::WholeModel;
+use crate::plan::pack::Packing;
+use crate::plan::promote::{WindowBlocks, promote};
+use crate::plan::reference::{self, latent_tuples};
+use crate::plan::{Plan, PlanConfig, Policy};
+use crate::spec::{Counting, Limits};
+use classes::Classes;
+pub(super) use contract::why_unread;
+use cost::{Floor, Lengths, Merit};
+use kinds::Kind;
+use search::{Pool, Split};
+
+/// Splits that are finished and compared. The search counts as the plan will, so the first is nearly
+/// always the one.
+const KEPT: usize = 4;
+
+/// The cheapest plan that holds no fewer requests than the reference's.
+pub(super) fn plan(
+    job: &Job<'_>,
+    whole: &WholeModel<'_>,
+    config: &PlanConfig,
+) -> Result<Plan, PlanError> {
+    let as_reference = config;
+    let config = &own_config(config);
+    let reference = reference::layout(whole.clone(), config);
+    let reference = reference.and_then(|layout| finish(job, layout, config));
+    match &reference {
+        _ if config.hybrid_manager_off => promoted(job, whole, config, reference),
+        // One table serves all, each layer has its own memory, and nothing is wasted.
+        _ if whole.layers.is_empty() || spec_of_all(whole).is_some() => reference,
+        Err(PlanError::NoAvailableMemory { .. } | PlanError::BackendHeads { .. }) => reference,
+        _ => {
+            let as_it_counts = fitted_as_it_counts(job, whole, as_reference);
+            searched(job, whole, config, reference, as_it_counts)
+        }
+    }
+}
+
+/// The longest sequence that the reference fits when it counts in its own way. Where it fits a longer
+/// one counted exactly, a plan is to be no worse at either.
+fn fitted_as_it_counts(job: &Job<'_>, whole: &WholeModel<'_>, config: &PlanConfig) -> Option<u64> {
+    if !config.auto_fit_max_model_len {
+        return None;
+    }
+    let config = &PlanConfig {
+        policy: Policy::Reference,
+        ..config.clone()
+    };
+    let plan = finish(job, reference::layout(whole.clone(), config).ok()?, config);
+    Some(plan.ok()?.config.limits.max_model_len)
+}
+
+/// Counts what is held and no more, and never hands out block 0.
+fn own_config(config: &PlanConfig) -> PlanConfig {
+    PlanConfig {
+        limits: Limits {
+            counting: Counting::Exact,
+            ..config.limits
+        },
+        reserved_blocks: config.reserved_blocks.max(1),
+        ..config.clone()
+    }
+}
+
+/// With the hybrid manager off: where the reference finds that windows stored in full do not go with
+/// the full layers, they get blocks of the full layers' size.
+fn promoted(
+    job: &Job<'_>,
+    whole: &WholeModel<'_>,
+    config: &PlanConfig,
+    reference: Result<Plan, PlanError>,
+) -> Result<Plan, PlanError> {
+    let Err(PlanError::HybridDisabledNotUnifiable { .. }) = &reference else {
+        return reference;
+    };
+    let mut whole = whole.clone();
+    promote(&mut whole, WindowBlocks::OfFullLayers)?;
+    let Some(spec) = spec_of_all(&whole) else {
+        return reference;
+    };
+    let layers = (0..whole.layers.len()).collect();
+    let layout = Layout {
+        whole,
+        groups: vec![WholeGroup::new(layers, spec)],
+        packing: Packing::ByPlace,
+    };
+    finish(job, layout, config)
+}
+
+/// The best of the reference's plan and of those that a search finds.
+fn searched(
+    job: &Job<'_>,
+    whole: &WholeModel<'_>,
+    config: &PlanConfig,
+    reference: Result<Plan, PlanError>,
+    as_it_counts: Option<u64>,
+) -> Result<Plan, PlanError> {
+    // A plan whose views would be refused is neither a floor nor a choice.
+    let known = reference.as_ref().ok().filter(|plan| contract::holds(plan));
+    let kinds = kinds::of(job, whole, config)?;
+    let fitted = known.map_or(&config.limits, |plan| &plan.config.limits);
+    let lengths = Lengths::of(fitted, config.typical_len);
+    let floor = known.map(|plan| Floor::of(plan, &lengths, as_it_counts));
+    let floor = floor.transpose()?;
+    let choices = all_classes(whole, &kinds, config, &lengths)?;
+    let splits = best_splits(&choices, job, &kinds, config, &lengths, floor.as_ref());
+    if choices.is_empty() && reference.is_err() {
+        return Err(pages::none_fits(&kinds));
+    }
+
+    let mut merit = known.map(|plan| Merit::of(plan, &lengths));
+    let mut best = reference;
+    for (classes, split) in splits {
+        let layout = layout(whole, &kinds, &choices[classes], &split, config);
+        match finish(job, layout, config) {
+            Ok(plan) => {
+                let of_plan = Merit::of(&plan, &lengths);
+                let enough = match &floor {
+                    Some(floor) => floor.is_reached(&plan, &lengths)?,
+                    None => true,
+                };
+                if enough
+                    && merit
+                        .as_ref()
+                        .is_none_or(|best| of_plan.is_better_than(best))
+                {
+                    merit = Some(of_plan);
+                    best = Ok(plan);
+                }
+            }
+            Err(error) => best = best.map_err(|known| better_error(known, error)),
+        }
+    }
+    best
+}
+
+/// Kinds as they may share block tables, in each way that is worth a look.
+fn all_classes(
+    whole: &WholeModel<'_>,
+    kinds: &[Kind<'_>],
+    config: &PlanConfig,
+    lengths: &Lengths,
+) -> Result<Vec<Classes>, PlanError> {
+    let mut all = Vec::new();
+    // Where the reference packs, packing may be taken for granted.
+    if config.cross_layer_blocks || latent_tuples::is_shape(&whole.specs) {
+        for scales in classes::SCALES {
+            all.extend(classes::overlaid(kinds, scales, lengths)?);
+        }
+    }
+    if !config.cross_layer_blocks {
+        for page in pages::worth_a_look(kinds, lengths) {
+            all.extend(classes::of_page(kinds, page, lengths)?);
+        }
+    }
+    Ok(all)
+}
+
+/// The best splits, best first, each with the number of the classes that it splits.
+fn best_splits(
+    choices: &[Classes],
+    job: &Job<'_>,
+    kinds: &[Kind<'_>],
+    config: &PlanConfig,
+    lengths: &Lengths,
+    floor: Option<&Floor>,
+) -> Vec<(usize, Split)> {
+    let pool = Pool::of(job, kinds, config);
+    let mut best: Vec<(usize, Split)> = Vec::with_capacity(KEPT + 1);
+    for (number, classes) in choices.iter().enumerate() {
+        let Some(split) = search::best_split(classes, &pool, lengths, floor) else {
+            continue;
+        };
+        let place = best.partition_point(|(_, other)| !split.is_better_than(other));
+        if place < KEPT {
+            best.insert(place, (number, split));
+            best.truncate(KEPT);
+        }
+    }
+    best
+}
+
+/// The groups of a split, in the order of their first layers.
+fn layout<'a>(
+    whole: &WholeModel<'a>,
+    kinds: &[Kind<'_>],
+    classes: &Classes,
+    split: &Split,
+    config: &PlanConfig,
+) -> Layout<'a> {
+    let mut groups = Vec::with_capacity(usize::try_from(split.groups).unwrap_or(0));
+    for (class, part) in classes.classes.iter().zip(&split.parts) {
+        groups.extend(class.groups(kinds, part));
+    }
+    groups.sort_by_key(|group| group.layers.first().copied());
+    if config.has_draft_layers && latent_tuples::is_shape(&whole.specs) {
+        latent_tuples::mark_draft(whole, &mut groups);
+    }
+    Layout {
+        whole: whole.clone(),
+        groups,
+        packing: classes.packing,
+    }
+}
+
+/// Of two reasons why there is no plan the one that is nearer to a plan.
+fn better_error(known: PlanError, other: PlanError) -> PlanError {
+    let nearness = |error: &PlanError| match error {
+        PlanError::NotEnoughMemory { longest, .. } => (4, *longest),
+        PlanError::AutoFitImpossible { .. } | PlanError::ZeroBlocks { .. } => (3, 0),
+        PlanError::IndexTooNarrow { allowed, .. } => (2, *allowed),
+        PlanError::NoAvailableMemory { .. } => (1, 0),
+        _ => (0, 0),
+    };
+    match nearness(&other) > nearness(&known) {
+        true => other,
+        false => known,
+    }
+}
