@@ -165,15 +165,18 @@ TEST(Hpp, TryMakeSaysByHowMuchItDoesNotFit) {
     const auto backend = kvpages::Backend::preset(kvpages::Preset::flash_attention_nhd);
     const kvpages::Model model = two_layers(backend);
     kvpages_shortfall shortfall = KVPAGES_SHORTFALL_INIT;
-    // 4 blocks of full and 4 of sliding attention.
-    EXPECT_FALSE(kvpages::Plan::try_make({{&model, 100000}, {&model, 8191}}, config(), shortfall));
+    // 4 blocks of full and 4 of sliding attention, and block 0.
+    EXPECT_FALSE(kvpages::Plan::try_make({{&model, 100000}, {&model, 9215}}, config(), shortfall));
     EXPECT_EQ(shortfall.worker, 1u);
-    EXPECT_EQ(shortfall.needed_bytes, 8192u);
-    EXPECT_EQ(shortfall.available_bytes, 8191u);
+    EXPECT_EQ(shortfall.needed_bytes, 9216u);
+    EXPECT_EQ(shortfall.available_bytes, 9215u);
     EXPECT_EQ(shortfall.longest_model_len, 48u);
-    const auto plan = kvpages::Plan::try_make({{&model, 8192}}, config(), shortfall);
+    const auto plan = kvpages::Plan::try_make({{&model, 9216}}, config(), shortfall);
     ASSERT_TRUE(plan);
-    EXPECT_EQ(plan->worker().num_blocks, 8u);
+    EXPECT_EQ(plan->worker().num_blocks, 9u);
+    kvpages::PlanConfig reference = config();
+    reference.policy = kvpages::Policy::reference;  // which hands out block 0, too
+    EXPECT_TRUE(kvpages::Plan::try_make({{&model, 8192}}, reference, shortfall));
     kvpages::PlanConfig wrong = config();
     wrong.max_model_len = 0;
     const auto error = thrown([&] {
@@ -192,9 +195,13 @@ TEST(Hpp, PlanConfigReachesThePlan) {
     kvpages::PlanConfig fitted = config(8192);
     fitted.max_model_len = 100000;
     fitted.auto_fit = true;
+    fitted.policy = kvpages::Policy::reference;
     EXPECT_EQ(kvpages::Plan::make(model, fitted).max_model_len(), 64u);
     fitted.reserved_blocks = 1;
     EXPECT_EQ(kvpages::Plan::make(model, fitted).max_model_len(), 48u);
+    fitted.policy = kvpages::Policy::best;
+    fitted.reserved_blocks = 0;
+    EXPECT_EQ(kvpages::Plan::make(model, fitted).max_model_len(), 48u) << "block 0 is not handed out";
     kvpages::PlanConfig one_table = config();
     one_table.hybrid_manager_off = true;
     EXPECT_EQ(kvpages::Plan::make(model, one_table).worker().num_groups, 1u);

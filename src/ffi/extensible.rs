@@ -18,26 +18,18 @@ pub(super) unsafe trait Extensible: Copy {
     const MIN_SIZE: usize;
 }
 
-/// Declares a struct extensible from `$first` on: the field that ended its first published layout.
-/// A struct that has grown names the field that ends it now as well.
+/// Declares a struct extensible from `$last` on: the field that ended its first published layout.
 macro_rules! extensible {
-    ($name:ident, $first:ident: $type:ty) => {
-        $crate::ffi::extensible::extensible!($name, $first: $type, $first: $type);
-    };
-    ($name:ident, $first:ident: $type:ty, $last:ident: $last_type:ty) => {
+    ($name:ident, $last:ident: $type:ty) => {
         // SAFETY: plain integers and pointers; the assertions check the rest.
         unsafe impl $crate::ffi::extensible::Extensible for $name {
             const NAME: &'static str = stringify!($name);
-            const MIN_SIZE: usize = std::mem::offset_of!($name, $first) + size_of::<$type>();
+            const MIN_SIZE: usize = std::mem::offset_of!($name, $last) + size_of::<$type>();
         }
         const _: () = {
             assert!(std::mem::offset_of!($name, struct_size) == 0);
-            // A field appended later must not land in padding that older callers leave unset: neither
-            // that of the first layout nor that of this one.
-            let first_end = std::mem::offset_of!($name, $first) + size_of::<$type>();
-            assert!(first_end % align_of::<$name>() == 0);
-            let end = std::mem::offset_of!($name, $last) + size_of::<$last_type>();
-            assert!(end == size_of::<$name>());
+            // A field appended later must not land in padding that older callers leave unset.
+            assert!(std::mem::offset_of!($name, $last) + size_of::<$type>() == size_of::<$name>());
         };
     };
 }

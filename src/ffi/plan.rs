@@ -39,7 +39,7 @@ pub(super) struct PlanHandle {
 #[repr(u32)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum kvpages_policy {
-    /// The best rules this library has: so far those of the reference.
+    /// The best rules this library has: those of Compact.
     Default = 0,
     /// Exactly the rules of vLLM 0.26.
     Reference = 1,
@@ -123,7 +123,7 @@ pub struct kvpages_plan_config {
     /// Zero.
     pub reserved1: u32,
 }
-extensible!(kvpages_plan_config, reserved0: u32, reserved1: u32);
+extensible!(kvpages_plan_config, reserved1: u32);
 
 /// By how much a plan does not fit.
 #[repr(C)]
@@ -884,8 +884,8 @@ fn read_config(given: kvpages_plan_config) -> Result<PlanConfig, Failure> {
     Ok(PlanConfig {
         policy: match given.policy {
             // What the default is, is decided here and nowhere else.
-            DEFAULT | REFERENCE => Policy::Reference,
-            COMPACT => Policy::Compact,
+            REFERENCE => Policy::Reference,
+            DEFAULT | COMPACT => Policy::Compact,
             other => {
                 return Err(Failure::invalid(
                     "unknown_value",
