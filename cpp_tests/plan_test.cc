@@ -415,14 +415,3 @@ TEST(Plan, AShortfallIsAlwaysFilled) {
                       "no_available_memory", {"num_blocks_override"}));
 }
 
-TEST(Plan, AConfigOfAnOlderLayoutPlansAsBefore) {
-    // As compiled before typical_len was added: what lies behind it is not the config's.
-    const Model m = model();
-    add(m, layer_name(0), full(16, 2, 8));
-    kvpages_plan_config config = plan_config(64);
-    config.struct_size = offsetof(kvpages_plan_config, typical_len);
-    config.typical_len = ~std::uint64_t{0};
-    config.choose_block_sizes = 99;
-    const Plan p = plan({{m.get(), 50000}}, config);
-    EXPECT_EQ(worker_info(p).num_blocks, 48u);
-}
