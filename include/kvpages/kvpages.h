@@ -599,7 +599,7 @@ enum kvpages_policy
 #endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
  {
     /**
-     * The best rules this library has: so far those of the reference.
+     * The best rules this library has: those of Compact.
      */
     KVPAGES_POLICY_DEFAULT = 0,
     /**
