@@ -22,6 +22,7 @@ struct World {
     Cache allocated;
 
     World() {
+        config.policy = KVPAGES_POLICY_REFERENCE;  // whose numbers expect_unchanged() knows
         config.max_tokens_in_flight = 16;
         add(layers, "layers.0.attn", of_full, kernels, 4);
         add(layers, "layers.1.attn", of_sliding, kernels, 4);
