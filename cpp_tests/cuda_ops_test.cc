@@ -59,7 +59,7 @@ kvpages::Plan plan_of(const Shape& shape) {
     }
     kvpages::PlanConfig plan;
     plan.num_blocks_override = kBlocks;
-    plan.max_model_len = shape.block_size * kBlocks;
+    plan.max_model_len = shape.block_size * (kBlocks - 1);  // all but block 0
     plan.max_tokens_in_flight = 64;
     return kvpages::Plan::make(model, plan);
 }
