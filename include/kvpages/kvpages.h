@@ -4358,7 +4358,9 @@ kvpages_status kvpages_model_get_layer_spec(const struct kvpages_model *model,
  * @param[out] out_shortfall  Filled when the model does not fit. May be NULL.
  * @retval KVPAGES_STATUS_DOES_NOT_FIT     Too little memory for one request.
  * @retval KVPAGES_STATUS_CONTRACT_BROKEN  A backend could not read its layers.
- * @note Cost: linear in the layers of distinct models.
+ * @note Cost: by the reference linear in the layers of distinct models. The compact
+ *       policy searches: 2 ms for 1,000 layers of 12 kinds, seconds for hundreds of
+ *       kinds of layers or for a hundred kinds on 64 pipeline stages.
  */
 KVPAGES_API
 KVPAGES_MUST_USE

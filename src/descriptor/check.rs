@@ -263,8 +263,12 @@ fn runs(pages: &Pages, num_blocks: u64) -> BlockRuns {
     }
 }
 
+/// Runs of a page, at most. A layout has one for each index of what lies outside its blocks, such as
+/// keys and values; a short text must not make its reader list more than fit in memory.
+const MAX_RUNS: u64 = 1 << 20;
+
 fn check_pages(pages: &Pages, max_blocks: u64, allocation: u64) -> Checked {
-    within("pages.num_runs", pages.num_runs, 1, MAX)?;
+    within("pages.num_runs", pages.num_runs, 1, MAX_RUNS)?;
     within("pages.run_bytes", pages.run_bytes, 1, MAX)?;
     most("pages.offset_bytes", pages.offset_bytes, MAX)?;
     most("pages.block_step_bytes", pages.block_step_bytes, MAX)?;

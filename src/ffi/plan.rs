@@ -308,7 +308,9 @@ extensible!(kvpages_block_size_config, reserved0: u32);
 /// @param[out] out_shortfall  Filled when the model does not fit. May be NULL.
 /// @retval KVPAGES_STATUS_DOES_NOT_FIT     Too little memory for one request.
 /// @retval KVPAGES_STATUS_CONTRACT_BROKEN  A backend could not read its layers.
-/// @note Cost: linear in the layers of distinct models.
+/// @note Cost: by the reference linear in the layers of distinct models. The compact
+///       policy searches: 2 ms for 1,000 layers of 12 kinds, seconds for hundreds of
+///       kinds of layers or for a hundred kinds on 64 pipeline stages.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvpages_plan_create(

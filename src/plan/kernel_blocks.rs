@@ -142,14 +142,54 @@ pub(super) fn needs_zeroing(plan: &WorkerPlan) -> bool {
             }
         }
     }
-    plan.tensors.iter().any(|tensor| {
-        let mut specs = tensor
-            .layers
-            .iter()
-            .filter_map(|&l| spec_of.get(l).copied().flatten());
+    let of_layer = |&layer: &usize| spec_of.get(layer).copied().flatten();
+    let mix = plan.tensors.iter().any(|tensor| {
+        let mut specs = tensor.layers.iter().filter_map(of_layer);
         let first = specs.next();
         first.is_some_and(|first| specs.any(|spec| reads_otherwise(first, spec)))
-    })
+    });
+    let packed = plan
+        .tensors
+        .iter()
+        .filter(|tensor| tensor.block_stride != 0);
+    mix || overlap_otherwise(packed.flat_map(|tensor| {
+        let specs = tensor.layers.iter().filter_map(of_layer);
+        specs.map(|spec| (tensor.offset, spec.as_ref()))
+    }))
+}
+
+/// Whether pages of packed tensors, which all lie in one memory, overlap and are read otherwise.
+/// Pages of one group do not overlap, so those that do are different groups'.
+fn overlap_otherwise<'a>(pages: impl Iterator<Item = (u64, &'a Spec)>) -> bool {
+    let mut places: Vec<(u64, u64, &Spec)> = Vec::new();
+    for (start, spec) in pages {
+        let end = start.saturating_add(spec.page().padded);
+        let is_known = |&(from, to, known): &(u64, u64, &Spec)| {
+            (from, to) == (start, end) && std::ptr::eq(known, spec)
+        };
+        if !places.iter().any(is_known) {
+            places.push((start, end, spec));
+        }
+    }
+    let mix = |a: &(u64, u64, &Spec), b: &(u64, u64, &Spec)| {
+        let overlap = a.0 < b.1 && b.0 < a.1;
+        let is_shifted = a.0 != b.0 && (has_places(a.2) || has_places(b.2));
+        overlap && (is_shifted || reads_otherwise(a.2, b.2))
+    };
+    let mut pairs = places.iter().enumerate();
+    pairs.any(|(n, a)| places[..n].iter().any(|b| mix(a, b)))
+}
+
+/// Whether it depends on the place in a page what bytes mean: not all are elements of one type.
+fn has_places(spec: &Spec) -> bool {
+    match spec {
+        Spec::State(_) => true,
+        Spec::Attention(attention) => {
+            let fields = attention.fields();
+            let mode = fields.quant_mode;
+            mode.is_per_token_head() || mode.width_multiple() > 1 || fields.cache_dtype.is_some()
+        }
+    }
 }
 
 /// Whether bytes that one layer wrote could be no numbers to another one.

@@ -486,6 +486,29 @@ fn zeroing_is_needed_where_types_mix() {
 }
 
 #[test]
+fn zeroing_is_needed_where_packed_groups_of_other_types_overlap() {
+    let compact = |cycle: &[Spec]| {
+        let config = PlanConfig {
+            policy: Policy::Compact,
+            cross_layer_blocks: true,
+            ..config(2048)
+        };
+        let layers = (0..4).flat_map(|_| cycle.to_vec()).collect::<Vec<_>>();
+        plan_one(&model(layers), 1 << 26, &config).unwrap()
+    };
+    let plan = compact(&[full_page(8192), state(1000), state(1000)]);
+    let tensors = &plan.workers[0].tensors;
+    assert!(tensors.iter().all(|tensor| tensor.block_stride != 0));
+    // Each in a tensor of its own, over the same bytes.
+    let alone = |tensor: &PoolTensor| tensor.layers.len() == 1;
+    assert!(tensors.iter().any(alone), "{tensors:?}");
+    assert!(plan.workers[0].needs_zeroing);
+    // Elements of one type are numbers to whoever finds them.
+    let plan = compact(&[full_page(8192), sliding(64, 16, 96)]);
+    assert!(!plan.workers[0].needs_zeroing);
+}
+
+#[test]
 fn encoder_only_layers_take_no_group() {
     let encoder = attention(fields(AttentionKind::EncoderOnly, 16, 8));
     let plan = plan_one(&model([encoder.clone(), full(16, 8)]), 1 << 20, &config(64)).unwrap();

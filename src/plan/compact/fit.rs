@@ -26,12 +26,16 @@ pub(super) fn fit(kind: &Kind<'_>, page: u64) -> Option<Arc<Spec>> {
         Spec::Attention(attention) => attention,
     };
     let most = page / attention.page().unpadded.max(1);
-    let fewest = match kind.may_pad {
-        true => most.saturating_sub(TRIES).max(1),
-        // Without padding only a block that fills the page will do, or one as padded as it came.
-        false => 1.max(page / attention.page().padded.max(1)),
+    let fewest = most.saturating_sub(TRIES).max(1);
+    // Without padding only a block that fills the page will do, or one as padded as it came.
+    let as_it_came = match kind.may_pad {
+        true => None,
+        false => Some(page / attention.page().padded.max(1)),
     };
-    (fewest..=most).rev().find_map(|times| {
+    let mut few = (fewest..=most)
+        .rev()
+        .chain(as_it_came.filter(|&times| times > 0));
+    few.find_map(|times| {
         let spec = Spec::Attention(scaled(attention, times, page, kind.may_pad)?);
         suits(&spec, &kind.backends, false).then(|| match spec == **smallest {
             true => Arc::clone(smallest),

@@ -88,7 +88,8 @@ fn smallest(
     let attention = match spec {
         Spec::State(_) => {
             return match config.choose_block_sizes {
-                true => spec.with_page_size_padded(None).map(Some),
+                // One that needs its padding, as some of two types do, keeps it.
+                true => Ok(spec.with_page_size_padded(None).ok()),
                 false => Ok(None),
             };
         }

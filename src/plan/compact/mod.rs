@@ -139,8 +139,13 @@ fn searched(
     let floor = floor.transpose()?;
     let choices = all_classes(whole, &kinds, config, &lengths)?;
     let splits = best_splits(&choices, job, &kinds, config, &lengths, floor.as_ref());
-    if choices.is_empty() && reference.is_err() {
-        return Err(pages::none_fits(&kinds));
+    if choices.is_empty() {
+        // What the reference says of too little memory has the numbers that an engine needs.
+        let none = |error| match error {
+            PlanError::NotEnoughMemory { .. } | PlanError::AutoFitImpossible { .. } => error,
+            _ => pages::none_fits(&kinds),
+        };
+        return reference.map_err(none);
     }
 
     let mut merit = known.map(|plan| Merit::of(plan, &lengths));
@@ -148,6 +153,8 @@ fn searched(
     for (classes, split) in splits {
         let layout = layout(whole, &kinds, &choices[classes], &split, config);
         match finish(job, layout, config) {
+            // What kernels could not read is no choice, whatever it holds.
+            Ok(plan) if !contract::holds(&plan) => {}
             Ok(plan) => {
                 let of_plan = Merit::of(&plan, &lengths);
                 let enough = match &floor {

@@ -572,3 +572,41 @@ fn a_stage_without_layers_has_no_say() {
     assert_eq!(own.workers[0].num_blocks, own.workers[1].num_blocks);
     assert!(own.workers[1].tensors.is_empty());
 }
+
+#[test]
+fn a_page_that_is_mostly_padding_is_fitted_at_once() {
+    // Every number of blocks that the padding has room for would be a try: more than a day of them.
+    let layers = [padded(full(1, 3), 1 << 40), strided(sliding(64, 16, 8))];
+    let planned = plan_one(&model(layers), i64::MAX, &compact(64));
+    let reference = PlanConfig {
+        policy: Policy::Reference,
+        ..compact(64)
+    };
+    let layers = [padded(full(1, 3), 1 << 40), strided(sliding(64, 16, 8))];
+    let expected = plan_one(&model(layers), i64::MAX, &reference);
+    assert_eq!(planned.is_ok(), expected.is_ok());
+}
+
+#[test]
+fn a_state_that_needs_its_padding_keeps_it() {
+    // Two types, and a page that is no multiple of the wider one without padding.
+    let state = State::new(StateFields {
+        kind: StateKind::Mamba2,
+        block_size: 16,
+        dtypes: vec![Dtype::F32, Dtype::Bf16],
+        ndims: vec![1, 1],
+        dims: vec![4096, 1023],
+        page_size_padded: Some(18432),
+        cache_mode: StateCacheMode::None,
+        num_speculative_blocks: 0,
+    });
+    let layers = [
+        Spec::State(state.unwrap()),
+        strided(attention(AttentionFields::full(16, 2, 128, Dtype::Bf16))),
+    ];
+    let config = PlanConfig {
+        choose_block_sizes: true,
+        ..compact(2048)
+    };
+    plan_one(&model(layers), 1 << 30, &config).unwrap();
+}
