@@ -2,7 +2,7 @@
 
 use super::error::PlanError;
 use super::{Group, Plan};
-use crate::num::{gcd, lcm, product};
+use crate::num::{Overflow, gcd, lcm, product};
 use crate::spec::Spec;
 
 /// Tokens that a scheduler rounds to, and tokens of one hash of a prefix.
@@ -36,23 +36,13 @@ pub fn resolve_block_sizes(
         let size = product("the block size", [cache_block_size, ranks]).map_err(overflow)?;
         return Ok((size, size));
     }
-    let mut sizes = Vec::with_capacity(groups.len());
-    let mut scheduler = 1;
-    let mut states_agree = true;
-    for group in &groups {
-        let size = group.spec.block_size();
-        let size = match group.spec.first() {
-            // Ranks share the tokens of attention; every rank has the whole state.
-            Spec::Attention(_) => product("a block over all ranks", [size, ranks]),
-            Spec::State(_) => {
-                states_agree &= size == cache_block_size;
-                Ok(size)
-            }
-        };
-        let size = size.map_err(overflow)?;
-        scheduler = lcm("the scheduler's block size", scheduler, size).map_err(overflow)?;
-        sizes.push(size);
-    }
+    let specs = || groups.iter().map(|group| group.spec.first());
+    let scheduler = scheduler_step(specs(), ranks).map_err(overflow)?;
+    let sizes: Result<Vec<u64>, Overflow> = specs().map(|spec| span(spec, ranks)).collect();
+    let sizes = sizes.map_err(overflow)?;
+    let states_agree = specs()
+        .filter(|spec| spec.as_state().is_some())
+        .all(|spec| spec.block_size() == cache_block_size);
     if !hashes_blocks || !states_agree {
         return Ok((scheduler, scheduler));
     }
@@ -67,5 +57,24 @@ pub fn resolve_block_sizes(
             group,
             block_size: sizes[group],
         }),
+    }
+}
+
+/// Tokens that a scheduler rounds to, with groups of these specs.
+pub(super) fn scheduler_step<'a>(
+    mut specs: impl Iterator<Item = &'a Spec>,
+    ranks: u64,
+) -> Result<u64, Overflow> {
+    specs.try_fold(1, |step, spec| {
+        lcm("the scheduler's block size", step, span(spec, ranks)?)
+    })
+}
+
+/// Tokens of a sequence that a block of each rank stands for.
+pub(super) fn span(spec: &Spec, ranks: u64) -> Result<u64, Overflow> {
+    match spec {
+        // Ranks share the tokens of attention; every rank has the whole state.
+        Spec::Attention(_) => product("a block over all ranks", [spec.block_size(), ranks]),
+        Spec::State(_) => Ok(spec.block_size()),
     }
 }

@@ -48,7 +48,7 @@ pub(super) fn spec_of_all(whole: &WholeModel<'_>) -> Option<GroupSpec> {
 }
 
 /// Layers dealt out in turn, so that each pipeline stage has its share of every group.
-pub(super) fn dealt(layers: &[usize], groups: usize) -> impl Iterator<Item = Vec<usize>> {
+pub(super) fn dealt<T: Copy>(layers: &[T], groups: usize) -> impl Iterator<Item = Vec<T>> {
     let groups = groups.max(1);
     (0..groups).map(move |first| layers.iter().copied().skip(first).step_by(groups).collect())
 }

@@ -192,7 +192,9 @@ impl Held {
             Counting::Exact => {
                 // The most that lies in the first block before the first token held.
                 let before = block_size.saturating_sub(self.step);
-                let span = sum("the span of a window", [with_flight(self.exact)?, before])?;
+                // A span of more tokens than there are numbers is more than a sequence has, and no
+                // block size makes a demand impossible that another one can meet.
+                let span = with_flight(self.exact)?.saturating_add(before);
                 span.div_ceil(block_size).min(len.div_ceil(block_size))
             }
         })

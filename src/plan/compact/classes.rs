@@ -5,12 +5,11 @@ use std::sync::Arc;
 use super::contract::suits;
 use super::cost::{Lengths, steps_far};
 use super::fit::{fit, in_blocks};
-use super::kinds::Kind;
+use super::kinds::{Kind, add};
 use super::search::Part;
 use crate::backend::Backend;
 use crate::num::lcm;
 use crate::plan::GroupSpec;
-use crate::plan::error::PlanError;
 use crate::plan::group::{WholeGroup, dealt};
 use crate::plan::pack::Packing;
 use crate::spec::{Family, Spec, SpecSet, merge};
@@ -21,28 +20,32 @@ pub(super) const SCALES: [&[u64]; 2] = [
     &[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16],
     &[1, 2, 4, 8, 16, 32],
 ];
+
+/// The most different backends that read one table. One kernel block size must suit all of them.
+const MOST_READERS: usize = 16;
+
 /// All kinds, in classes.
-pub(super) struct Classes {
-    pub classes: Vec<Class>,
+pub(super) struct Classes<'a> {
+    pub classes: Vec<Class<'a>>,
     pub packing: Packing,
 }
 
 /// Kinds whose layers need the same blocks, so that any of them can be in one group.
-pub(super) struct Class {
+pub(super) struct Class<'a> {
     /// Layers whose pages count alike.
     pub columns: Vec<Column>,
-    /// Which kind each of `layers` is of.
-    kinds: Vec<usize>,
     /// What the kinds may store. At least one.
     pub choices: Vec<Choice>,
+    /// The different backends that read its layers.
+    backends: Vec<&'a Backend>,
 }
 
 /// Layers of a class that are dealt out to its groups together.
 pub(super) struct Column {
     /// How many of them each stage has.
     pub on_stages: Vec<u64>,
-    /// The kinds that they are of.
-    kinds: Vec<usize>,
+    /// The kinds that they are of, each with the place of its spec in a choice.
+    kinds: Vec<(usize, usize)>,
 }
 
 /// One size of a class's blocks.
@@ -55,15 +58,54 @@ pub(super) struct Choice {
     specs: Vec<Arc<Spec>>,
 }
 
-impl Classes {
+impl Classes<'_> {
     /// Whether a scheduler would step far with blocks as a split has them.
-    pub fn step_far(&self, parts: &[Part]) -> bool {
+    pub fn step_far(&self, parts: &[Part], lengths: &Lengths) -> bool {
         let specs = self.classes.iter().zip(parts);
-        steps_far(specs.map(|(class, part)| &*class.choices[part.choice].specs[0]))
+        let specs = specs.map(|(class, part)| &*class.choices[part.choice].specs[0]);
+        steps_far(specs, &lengths.base)
     }
 }
 
-impl Class {
+impl<'a> Class<'a> {
+    /// A class of one kind.
+    fn of(number: usize, kind: &Kind<'a>, choice: Choice) -> Class<'a> {
+        Class {
+            columns: vec![Column {
+                on_stages: kind.on_stages.clone(),
+                kinds: vec![(number, 0)],
+            }],
+            choices: vec![choice],
+            backends: kind.backends.clone(),
+        }
+    }
+
+    /// Takes in a kind that stores `spec`, if its layers need the same blocks as these and one kernel
+    /// block size suits all who read them. Tells the place of its spec.
+    fn take(&mut self, kind: &Kind<'a>, spec: &Arc<Spec>, is_packed: bool) -> Option<usize> {
+        let specs = &mut self.choices[0].specs;
+        if key(&specs[0]) != key(spec) {
+            return None;
+        }
+        let known = self.backends.len();
+        let mut all = self.backends.clone();
+        kind.backends
+            .iter()
+            .for_each(|backend| add(&mut all, backend));
+        // What is here goes with the backends that are here.
+        let unknown = match all.len() == known {
+            true => &[][..],
+            false => &specs[..],
+        };
+        let mut to_check = unknown.iter().chain(std::iter::once(spec));
+        if all.len() > MOST_READERS || !to_check.all(|spec| suits(spec, &all, is_packed)) {
+            return None;
+        }
+        self.backends = all;
+        specs.push(Arc::clone(spec));
+        Some(specs.len() - 1)
+    }
+
     /// Bytes that a group takes of a block on a stage, when the class is split into `groups`.
     pub fn bytes(&self, choice: &Choice, stage: usize, groups: u64) -> u64 {
         let columns = self.columns.iter().zip(&choice.pages);
@@ -83,19 +125,20 @@ impl Class {
     /// in turn.
     pub fn groups(&self, kinds: &[Kind<'_>], part: &Part) -> Vec<WholeGroup> {
         let number = usize::try_from(part.groups).unwrap_or(usize::MAX);
+        let specs = &self.choices[part.choice].specs;
         let mut members: Vec<Vec<(usize, &Arc<Spec>)>> = Vec::new();
         for column in &self.columns {
-            let mut layers: Vec<usize> = Vec::new();
-            for &kind in &column.kinds {
-                layers.extend(&kinds[kind].layers);
-            }
-            layers.sort_unstable();
+            let of_kind = |&(kind, place): &(usize, usize)| {
+                let layers = kinds[kind].layers.iter();
+                layers.map(move |&layer| (layer, &specs[place]))
+            };
+            let mut layers: Vec<_> = column.kinds.iter().flat_map(of_kind).collect();
+            layers.sort_unstable_by_key(|&(layer, _)| layer);
             for (group, dealt) in dealt(&layers, number).enumerate() {
                 if members.len() <= group {
                     members.push(Vec::new());
                 }
-                let with_spec = dealt.into_iter().map(|l| (l, self.spec_of(kinds, l, part)));
-                members[group].extend(with_spec);
+                members[group].extend(dealt);
             }
         }
         members.retain(|group| !group.is_empty());
@@ -104,15 +147,6 @@ impl Class {
             group_of(&members)
         });
         groups.collect()
-    }
-
-    fn spec_of(&self, kinds: &[Kind<'_>], layer: usize, part: &Part) -> &Arc<Spec> {
-        let has = |kind: &usize| kinds[*kind].layers.binary_search(&layer).is_ok();
-        let place = match self.kinds.len() {
-            1 => 0,
-            _ => self.kinds.iter().position(has).unwrap_or(0),
-        };
-        &self.choices[part.choice].specs[place]
     }
 }
 
@@ -149,142 +183,99 @@ fn key(spec: &Spec) -> (Option<Family>, u64) {
 }
 
 /// Kinds in pages of `page` bytes; `None` where some kind has no such page.
-pub(super) fn of_page(
-    kinds: &[Kind<'_>],
-    page: u64,
-    lengths: &Lengths,
-) -> Result<Option<Classes>, PlanError> {
-    let mut classes: Vec<Class> = Vec::new();
+pub(super) fn of_page<'a>(kinds: &[Kind<'a>], page: u64, lengths: &Lengths) -> Option<Classes<'a>> {
+    let mut classes: Vec<Class<'a>> = Vec::new();
     for (number, kind) in kinds.iter().enumerate() {
-        let Some(spec) = fit(kind, page) else {
-            return Ok(None);
-        };
-        let like = |class: &&mut Class| {
-            let choice = &class.choices[0];
-            let members = class.kinds.iter().map(|&kind| &kinds[kind]);
-            key(&choice.specs[0]) == key(&spec)
-                && suit_together(members, &choice.specs, (kind, &spec), false)
-        };
-        match classes.iter_mut().find(like) {
-            Some(class) => {
-                class.kinds.push(number);
-                class.choices[0].specs.push(spec);
+        let spec = fit(kind, page)?;
+        let taken = classes.iter_mut().find_map(|class| {
+            let place = class.take(kind, &spec, false)?;
+            Some((class, place))
+        });
+        match taken {
+            // Equal pages count alike.
+            Some((class, place)) => {
                 let column = &mut class.columns[0];
-                column.kinds.push(number);
+                column.kinds.push((number, place));
                 for (sum, own) in column.on_stages.iter_mut().zip(&kind.on_stages) {
                     *sum += own;
                 }
             }
-            None => classes.push(Class {
-                columns: vec![Column {
-                    on_stages: kind.on_stages.clone(),
-                    kinds: vec![number],
-                }],
-                kinds: vec![number],
-                choices: vec![Choice {
+            None => {
+                let choice = Choice {
                     pages: vec![page],
-                    blocks: blocks(kind, &spec, lengths)?,
+                    blocks: lengths.blocks(&spec).ok()?,
                     specs: vec![spec],
-                }],
-            }),
+                };
+                classes.push(Class::of(number, kind, choice));
+            }
         }
     }
-    Ok(Some(Classes {
+    Some(Classes {
         classes,
         packing: Packing::ByPlace,
-    }))
-}
-
-/// Whether one kernel block size suits a kind and those it would share a table with.
-fn suit_together<'k, 'a: 'k>(
-    members: impl Iterator<Item = &'k Kind<'a>>,
-    specs: &[Arc<Spec>],
-    (kind, spec): (&Kind<'a>, &Arc<Spec>),
-    is_packed: bool,
-) -> bool {
-    let mut backends: Vec<&Backend> = kind.backends.clone();
-    for member in members {
-        backends.extend(&member.backends);
-    }
-    let mut all = specs.iter().chain(std::iter::once(spec));
-    backends.is_empty() || all.all(|spec| suits(spec, &backends, is_packed))
-}
-
-fn blocks(kind: &Kind<'_>, spec: &Spec, lengths: &Lengths) -> Result<[u64; 2], PlanError> {
-    let [typical, longest] = lengths.limits();
-    let of = |limits| {
-        let blocks = spec.blocks_per_request(&limits);
-        blocks.map_err(|error| PlanError::demand(kind.name, error))
-    };
-    Ok([of(typical)?, of(longest)?])
+    })
 }
 
 /// Kinds in packed blocks: pages of any size, each group from the start of a block. `None` where a
 /// kind's kernels cannot read such pages.
-pub(super) fn overlaid(
-    kinds: &[Kind<'_>],
+pub(super) fn overlaid<'a>(
+    kinds: &[Kind<'a>],
     scales: &[u64],
     lengths: &Lengths,
-) -> Result<Option<Classes>, PlanError> {
-    let Some(step) = slot_step(kinds) else {
-        return Ok(None);
-    };
-    let mut classes: Vec<Class> = Vec::new();
+) -> Option<Classes<'a>> {
+    let step = slot_step(kinds)?;
+    let mut classes: Vec<Class<'a>> = Vec::new();
     for (number, kind) in kinds.iter().enumerate() {
         if !suits(&kind.smallest, &kind.backends, true) {
-            return Ok(None);
+            return None;
         }
-        let like = |class: &&mut Class| {
-            let choice = &class.choices[0];
-            let members = class.kinds.iter().map(|&kind| &kinds[kind]);
-            key(&choice.specs[0]) == key(&kind.smallest)
-                && suit_together(members, &choice.specs, (kind, &kind.smallest), true)
-        };
-        let column = Column {
-            on_stages: kind.on_stages.clone(),
-            kinds: vec![number],
-        };
-        match classes.iter_mut().find(like) {
-            Some(class) => {
-                class.kinds.push(number);
-                class.columns.push(column);
-                class.choices[0].specs.push(Arc::clone(&kind.smallest));
-            }
-            None => classes.push(Class {
-                columns: vec![column],
-                kinds: vec![number],
-                choices: vec![Choice {
+        let taken = classes.iter_mut().find_map(|class| {
+            let place = class.take(kind, &kind.smallest, true)?;
+            Some((class, place))
+        });
+        match taken {
+            Some((class, place)) => class.columns.push(Column {
+                on_stages: kind.on_stages.clone(),
+                kinds: vec![(number, place)],
+            }),
+            None => {
+                let as_they_are = Choice {
                     pages: Vec::new(),
                     blocks: [0; 2],
                     specs: vec![Arc::clone(&kind.smallest)],
-                }],
-            }),
+                };
+                classes.push(Class::of(number, kind, as_they_are));
+            }
         }
     }
     for class in &mut classes {
         let smallest = std::mem::take(&mut class.choices[0].specs);
         class.choices.clear();
         for &times in scales {
-            let members = || class.kinds.iter().map(|&kind| &kinds[kind]);
-            let Some(specs) = scaled_together(members, &smallest, times) else {
-                continue;
-            };
-            let first = &kinds[class.kinds[0]];
-            let rooms = specs.iter().map(|spec| {
-                let page = spec.page().padded;
-                page.div_ceil(step).saturating_mul(step)
-            });
-            class.choices.push(Choice {
-                pages: rooms.collect(),
-                blocks: blocks(first, &specs[0], lengths)?,
-                specs,
-            });
+            let choice = scaled_together(&class.backends, &smallest, times);
+            let choice = choice.and_then(|specs| packed_choice(specs, step, lengths));
+            class.choices.extend(choice);
+        }
+        if class.choices.is_empty() {
+            return None;
         }
     }
-    Ok(Some(Classes {
+    Some(Classes {
         classes,
         packing: Packing::Overlaid { step },
-    }))
+    })
+}
+
+fn packed_choice(specs: Vec<Arc<Spec>>, step: u64, lengths: &Lengths) -> Option<Choice> {
+    let rooms = specs.iter().map(|spec| {
+        let page = spec.page().padded;
+        page.div_ceil(step).saturating_mul(step)
+    });
+    Some(Choice {
+        pages: rooms.collect(),
+        blocks: lengths.blocks(&specs[0]).ok()?,
+        specs,
+    })
 }
 
 /// What all slots of a packed block are multiples of, so that each is aligned for any layer.
@@ -305,15 +296,14 @@ fn slot_step(kinds: &[Kind<'_>]) -> Option<u64> {
 
 /// All specs in blocks `times` as large, if their kernels read them together in packed blocks. States
 /// have one size.
-fn scaled_together<'k, 'a: 'k, I: Iterator<Item = &'k Kind<'a>>>(
-    members: impl Fn() -> I,
+fn scaled_together(
+    backends: &[&Backend],
     smallest: &[Arc<Spec>],
     times: u64,
 ) -> Option<Vec<Arc<Spec>>> {
     if times == 1 {
         return Some(smallest.to_vec());
     }
-    let backends: Vec<&Backend> = members().flat_map(|kind| kind.backends.clone()).collect();
     let scaled = smallest.iter().map(|spec| {
         let attention = spec.as_attention()?;
         // Padding that was given is for the size that it was given with.
@@ -321,7 +311,7 @@ fn scaled_together<'k, 'a: 'k, I: Iterator<Item = &'k Kind<'a>>>(
             return None;
         }
         let scaled = Spec::Attention(in_blocks(attention, times, None)?);
-        suits(&scaled, &backends, true).then(|| Arc::new(scaled))
+        suits(&scaled, backends, true).then(|| Arc::new(scaled))
     });
     scaled.collect()
 }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use crate::backend::{Axis, Backend, Layout, select_kernel_block_size};
 use crate::model::{Layer, Model};
+use crate::num::{lcm, round_up};
 use crate::plan::describe::brief;
 use crate::plan::{Plan, WorkerPlan, reach};
 use crate::spec::{Attention, AttentionKind, Spec};
@@ -219,15 +220,21 @@ pub(super) fn may_pad(attention: &Attention, backends: &[&Backend]) -> bool {
         && backends.iter().all(|b| follows_block_stride(b))
 }
 
-/// The fewest tokens of a block that all backends take and that `divisor` divides; `fallback` where
-/// none of their numbers is one.
-pub(super) fn smallest_block(backends: &[&Backend], divisor: u64, fallback: u64) -> u64 {
+/// The fewest tokens of a block, not fewer than `at_least`, that all backends take and that `divisor`
+/// divides; `fallback` where none of their numbers leads to one.
+pub(super) fn smallest_block(
+    backends: &[&Backend],
+    divisor: u64,
+    at_least: u64,
+    fallback: u64,
+) -> u64 {
     let numbers = backends
         .iter()
         .flat_map(|backend| &backend.contract().kernel_block_sizes)
         .map(|size| size.number());
     let mut sizes: Vec<u64> = numbers
-        .filter_map(|number| crate::num::lcm("a block", number, divisor).ok())
+        .filter_map(|number| lcm("a block", number, divisor).ok())
+        .filter_map(|step| round_up("a block", at_least, step).ok())
         .collect();
     sizes.sort_unstable();
     let taken = |size: &u64| select_kernel_block_size(*size, backends).is_ok();

@@ -1,10 +1,10 @@
 //! What makes a plan better than another one, and which are not good enough.
 
-use crate::num::lcm;
+use crate::plan::block_sizes::{scheduler_step, span};
 use crate::plan::capacity::Capacity;
 use crate::plan::error::PlanError;
 use crate::plan::{Plan, PlanConfig};
-use crate::spec::{Limits, Spec};
+use crate::spec::{DemandError, Limits, Spec, StateCacheMode};
 
 /// The reference's groups are not counted as a merit above so many: a step's tables, slot mappings and
 /// builder calls then cost more than the memory saves.
@@ -19,23 +19,27 @@ fn price_of_groups(groups: u64) -> f64 {
     1.0 + groups * groups / 6144.0
 }
 
-/// A scheduler steps by the least common multiple of all attention blocks. Where that is more than so
-/// many times the largest, it finds next to no common prefixes.
+/// Where a scheduler's step is more than so many times the largest block, it finds next to no common
+/// prefixes.
 const LONGEST_STEP: u64 = 4;
 
-/// Whether a scheduler would step far.
-pub(super) fn steps_far<'a>(specs: impl Iterator<Item = &'a Spec>) -> bool {
-    let mut largest = 1;
-    let mut step = 1;
-    for attention in specs.filter_map(Spec::as_attention) {
-        let block_size = attention.fields().block_size;
-        largest = largest.max(block_size);
-        match lcm("a scheduler's step", step, block_size) {
-            Ok(common) => step = common,
-            Err(_) => return true,
-        }
+/// Whether a scheduler would step far. States count where earlier ones are kept: without them no prefix
+/// of theirs is looked for, and their blocks are as long as a sequence.
+pub(super) fn steps_far<'a>(
+    specs: impl Iterator<Item = &'a Spec> + Clone,
+    limits: &Limits,
+) -> bool {
+    let ranks = limits.context_parallel_size;
+    let keeps_states = limits.state_cache_mode != StateCacheMode::None;
+    let specs = specs
+        .filter(|spec| spec.takes_cache())
+        .filter(|spec| keeps_states || spec.as_state().is_none());
+    let spans = specs.clone().map(|spec| span(spec, ranks));
+    let largest = spans.map(|span| span.unwrap_or(u64::MAX)).max();
+    match scheduler_step(specs, ranks) {
+        Ok(step) => step > largest.unwrap_or(1).saturating_mul(LONGEST_STEP),
+        Err(_) => true,
     }
-    step > largest.saturating_mul(LONGEST_STEP)
 }
 
 /// The lengths that memory is saved for.
@@ -43,7 +47,7 @@ pub(super) fn steps_far<'a>(specs: impl Iterator<Item = &'a Spec>) -> bool {
 pub(super) struct Lengths {
     /// The usual length, and the longest.
     pub tokens: [u64; 2],
-    limits: Limits,
+    pub base: Limits,
 }
 
 impl Lengths {
@@ -56,7 +60,7 @@ impl Lengths {
         };
         Lengths {
             tokens: [typical, longest],
-            limits: *limits,
+            base: *limits,
         }
     }
 
@@ -64,8 +68,17 @@ impl Lengths {
     pub fn limits(&self) -> [Limits; 2] {
         self.tokens.map(|max_model_len| Limits {
             max_model_len,
-            ..self.limits
+            ..self.base
         })
+    }
+
+    /// Blocks that one request holds of a layer, at each length.
+    pub fn blocks(&self, spec: &Spec) -> Result<[u64; 2], DemandError> {
+        let [typical, longest] = self.limits();
+        Ok([
+            spec.blocks_per_request(&typical)?,
+            spec.blocks_per_request(&longest)?,
+        ])
     }
 
     /// What a plan costs that holds requests of `blocks` blocks each, one number for each length, in
@@ -163,7 +176,8 @@ impl Merit {
         Merit {
             longest: plan.config.limits.max_model_len,
             steps_far: plan.workers.first().is_some_and(|worker| {
-                steps_far(worker.groups.iter().map(|group| group.spec.first()))
+                let specs = worker.groups.iter().map(|group| group.spec.first());
+                steps_far(specs, &lengths.base)
             }),
             cost: lengths.cost(blocks, pool, groups),
             groups,

@@ -25,9 +25,9 @@ pub(super) fn fit(kind: &Kind<'_>, page: u64) -> Option<Arc<Spec>> {
         }
         Spec::Attention(attention) => attention,
     };
-    let most = page / attention.page().unpadded.max(1);
+    let most = page / kind.unit();
     let fewest = most.saturating_sub(TRIES).max(1);
-    // Without padding only a block that fills the page will do, or one as padded as it came.
+    // Where alignment pads far more than there is, one that is padded as it came is not among them.
     let as_it_came = match kind.may_pad {
         true => None,
         false => Some(page / attention.page().padded.max(1)),
@@ -46,19 +46,19 @@ pub(super) fn fit(kind: &Kind<'_>, page: u64) -> Option<Arc<Spec>> {
 
 /// A block `times` as large with a page of exactly `page` bytes.
 fn scaled(attention: &Attention, times: u64, page: u64, may_pad: bool) -> Option<Attention> {
-    let given = attention.fields().page_size_padded;
-    let with = |padded: Option<u64>| in_blocks(attention, times, padded);
     if times == 1 && attention.page().padded == page {
         return Some(attention.clone());
     }
-    // Padding that was given is kept: as it was, or once for each block that is joined.
-    let came_padded = given.is_some_and(|given| given.checked_mul(times) == Some(page));
-    let is_short = given.is_some_and(|given| given > page);
-    let unpadded = with(None)?;
-    match unpadded.page().padded {
-        bytes if bytes == page && !is_short => Some(unpadded),
-        bytes if bytes < page && (may_pad || came_padded) && !is_short => {
-            with(Some(page)).filter(|spec| keeps_alignment(spec, page))
+    // Padding that was given is kept, once for each block that is joined.
+    let given = match attention.fields().page_size_padded {
+        Some(given) => Some(given.checked_mul(times)?),
+        None => None,
+    };
+    let joined = in_blocks(attention, times, given)?;
+    match joined.page().padded {
+        bytes if bytes == page => Some(joined),
+        bytes if bytes < page && may_pad => {
+            in_blocks(attention, times, Some(page)).filter(|spec| keeps_alignment(spec, page))
         }
         _ => None,
     }

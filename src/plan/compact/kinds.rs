@@ -10,6 +10,10 @@ use crate::plan::finish::Job;
 use crate::plan::merge_workers::WholeModel;
 use crate::spec::{AttentionKind, Spec, SpecError};
 
+/// Tokens of a block that is chosen, at least, unless the engine's own has fewer: smaller blocks save next
+/// to nothing, and make block tables long.
+const FEWEST_TOKENS: u64 = 16;
+
 /// Layers of the whole model that have one spec.
 pub(super) struct Kind<'a> {
     /// The name of the first one, for messages.
@@ -24,6 +28,17 @@ pub(super) struct Kind<'a> {
     pub backends: Vec<&'a Backend>,
     /// Whether their pages may get padding.
     pub may_pad: bool,
+}
+
+impl Kind<'_> {
+    /// Bytes that a block of the smallest size takes of a page that holds several: what it stores, and
+    /// padding that was given.
+    pub fn unit(&self) -> u64 {
+        let page = self.smallest.page();
+        let attention = self.smallest.as_attention();
+        let given = attention.and_then(|attention| attention.fields().page_size_padded);
+        given.map_or(page.unpadded, |_| page.padded).max(1)
+    }
 }
 
 /// The kinds of layers of the whole model, in the order of their first layers.
@@ -72,7 +87,8 @@ pub(super) fn of<'a>(
     Ok(kinds)
 }
 
-fn add<'a>(backends: &mut Vec<&'a Backend>, backend: &'a Backend) {
+/// Adds a backend to different ones, if it is not one of them.
+pub(super) fn add<'a>(backends: &mut Vec<&'a Backend>, backend: &'a Backend) {
     let is_same = |known: &&Backend| std::ptr::eq(*known, backend) || **known == *backend;
     if !backends.iter().any(is_same) {
         backends.push(backend);
@@ -101,11 +117,12 @@ fn smallest(
     if !is_open {
         return Ok(None);
     }
-    let fallback = match backends.is_empty() && !config.choose_block_sizes {
-        true => fields.compress_ratio,
-        false => fields.block_size,
+    let (at_least, fallback) = match config.choose_block_sizes {
+        true => (FEWEST_TOKENS.min(fields.block_size), fields.block_size),
+        false if backends.is_empty() => (1, fields.compress_ratio),
+        false => (1, fields.block_size),
     };
-    let block_size = contract::smallest_block(backends, fields.compress_ratio, fallback);
+    let block_size = contract::smallest_block(backends, fields.compress_ratio, at_least, fallback);
     let changed = attention.changed(|fields| {
         fields.block_size = block_size;
         fields.page_size_padded = None;

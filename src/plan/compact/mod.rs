@@ -14,11 +14,13 @@
 //! | `pages` | which page sizes are worth a look |
 //! | `classes` | which kinds share block tables, and what a block of them costs |
 //! | `search` | into how many groups each class is split |
+//! | `effort` | how much of a large problem is looked at |
 //! | `cost` | what is better, and what is too little |
 
 mod classes;
 mod contract;
 mod cost;
+mod effort;
 #[cfg(test)]
 mod exhaustive;
 mod fit;
@@ -30,6 +32,9 @@ mod search;
 #[cfg(test)]
 mod tests;
 
+use std::sync::Arc;
+
+use crate::num::lcm;
 use crate::plan::error::PlanError;
 use crate::plan::finish::{Job, Layout, finish};
 use crate::plan::group::{WholeGroup, spec_of_all};
@@ -38,16 +43,13 @@ use crate::plan::pack::Packing;
 use crate::plan::promote::{WindowBlocks, promote};
 use crate::plan::reference::{self, latent_tuples};
 use crate::plan::{Plan, PlanConfig, Policy};
-use crate::spec::{Counting, Limits};
+use crate::spec::{Attention, Counting, Limits, Spec};
 use classes::Classes;
 pub(super) use contract::why_unread;
 use cost::{Floor, Lengths, Merit};
+use fit::in_blocks;
 use kinds::Kind;
-use search::{Pool, Split};
-
-/// Splits that are finished and compared. The search counts as the plan will, so the first is nearly
-/// always the one.
-const KEPT: usize = 4;
+use search::{Best, Pool, Split};
 
 /// The cheapest plan that holds no fewer requests than the reference's.
 pub(super) fn plan(
@@ -61,9 +63,10 @@ pub(super) fn plan(
     let reference = reference.and_then(|layout| finish(job, layout, config));
     match &reference {
         _ if config.hybrid_manager_off => promoted(job, whole, config, reference),
-        // One table serves all, each layer has its own memory, and nothing is wasted.
-        _ if whole.layers.is_empty() || spec_of_all(whole).is_some() => reference,
+        _ if whole.layers.is_empty() => reference,
         Err(PlanError::NoAvailableMemory { .. } | PlanError::BackendHeads { .. }) => reference,
+        // One table serves all, each layer has its own memory, and only a last block is not filled.
+        _ if spec_of_all(whole).is_some() && !config.choose_block_sizes => reference,
         _ => {
             let as_it_counts = fitted_as_it_counts(job, whole, as_reference);
             searched(job, whole, config, reference, as_it_counts)
@@ -132,40 +135,55 @@ fn searched(
 ) -> Result<Plan, PlanError> {
     // A plan whose views would be refused is neither a floor nor a choice.
     let known = reference.as_ref().ok().filter(|plan| contract::holds(plan));
-    let kinds = kinds::of(job, whole, config)?;
+    let kinds = match kinds::of(job, whole, config) {
+        Ok(kinds) => kinds,
+        Err(error) => return reference.or(Err(error)),
+    };
     let fitted = known.map_or(&config.limits, |plan| &plan.config.limits);
     let lengths = Lengths::of(fitted, config.typical_len);
+    if let Err(error) = check_demand(&kinds, &lengths) {
+        return reference.or(Err(error));
+    }
     let floor = known.map(|plan| Floor::of(plan, &lengths, as_it_counts));
-    let floor = floor.transpose()?;
-    let choices = all_classes(whole, &kinds, config, &lengths)?;
-    let splits = best_splits(&choices, job, &kinds, config, &lengths, floor.as_ref());
-    if choices.is_empty() {
-        // What the reference says of too little memory has the numbers that an engine needs.
-        let none = |error| match error {
-            PlanError::NotEnoughMemory { .. } | PlanError::AutoFitImpossible { .. } => error,
-            _ => pages::none_fits(&kinds),
-        };
-        return reference.map_err(none);
+    let Ok(floor) = floor.transpose() else {
+        return reference;
+    };
+    let mut layouts = Vec::new();
+    if spec_of_all(whole).is_some() {
+        layouts.extend(in_smallest_blocks(whole, &kinds));
+    } else {
+        let pool = Pool::of(job, &kinds, config);
+        let mut found = Best::new(&pool, &lengths, floor.as_ref());
+        look_at_all(&mut found, whole, &kinds, config);
+        if !found.has_looked() {
+            // What the reference says of too little memory has the numbers that an engine needs.
+            let none = |error| match error {
+                PlanError::NotEnoughMemory { .. } | PlanError::AutoFitImpossible { .. } => error,
+                _ => pages::none_fits(&kinds),
+            };
+            return reference.map_err(none);
+        }
+        let splits = found.into_splits().into_iter();
+        layouts
+            .extend(splits.map(|(classes, split)| layout(whole, &kinds, &classes, &split, config)));
     }
 
     let mut merit = known.map(|plan| Merit::of(plan, &lengths));
     let mut best = reference;
-    for (classes, split) in splits {
-        let layout = layout(whole, &kinds, &choices[classes], &split, config);
+    for layout in layouts {
         match finish(job, layout, config) {
             // What kernels could not read is no choice, whatever it holds.
             Ok(plan) if !contract::holds(&plan) => {}
             Ok(plan) => {
                 let of_plan = Merit::of(&plan, &lengths);
-                let enough = match &floor {
-                    Some(floor) => floor.is_reached(&plan, &lengths)?,
+                let is_enough = match &floor {
+                    Some(floor) => floor.is_reached(&plan, &lengths).unwrap_or(false),
                     None => true,
                 };
-                if enough
-                    && merit
-                        .as_ref()
-                        .is_none_or(|best| of_plan.is_better_than(best))
-                {
+                let is_better = merit
+                    .as_ref()
+                    .is_none_or(|best| of_plan.is_better_than(best));
+                if is_enough && is_better {
                     merit = Some(of_plan);
                     best = Ok(plan);
                 }
@@ -176,57 +194,68 @@ fn searched(
     best
 }
 
-/// Kinds as they may share block tables, in each way that is worth a look.
-fn all_classes(
-    whole: &WholeModel<'_>,
-    kinds: &[Kind<'_>],
-    config: &PlanConfig,
-    lengths: &Lengths,
-) -> Result<Vec<Classes>, PlanError> {
-    let mut all = Vec::new();
-    // Where the reference packs, packing may be taken for granted.
-    if config.cross_layer_blocks || latent_tuples::is_shape(&whole.specs) {
-        for scales in classes::SCALES {
-            all.extend(classes::overlaid(kinds, scales, lengths)?);
+/// All layers in one group, in the smallest blocks that all their kernels take: of those a request fills
+/// all but the last.
+fn in_smallest_blocks<'a>(whole: &WholeModel<'a>, kinds: &[Kind<'_>]) -> Option<Layout<'a>> {
+    let attention = kinds.iter().map(|kind| kind.smallest.as_attention());
+    let attention: Vec<&Attention> = attention.collect::<Option<_>>()?;
+    let mut sizes = attention
+        .iter()
+        .map(|attention| attention.fields().block_size);
+    let block_size = sizes.try_fold(1, |all, size| lcm("a block", all, size).ok())?;
+    let mut whole = whole.clone();
+    for ((spec, attention), kind) in whole.specs.iter_mut().zip(attention).zip(kinds) {
+        let times = block_size / attention.fields().block_size.max(1);
+        let scaled = Spec::Attention(in_blocks(attention, times, None)?);
+        if !contract::suits(&scaled, &kind.backends, false) {
+            return None;
         }
+        *spec = Arc::new(scaled);
     }
-    if !config.cross_layer_blocks {
-        for page in pages::worth_a_look(kinds, lengths) {
-            all.extend(classes::of_page(kinds, page, lengths)?);
-        }
-    }
-    Ok(all)
+    let spec = spec_of_all(&whole)?;
+    let layers = (0..whole.layers.len()).collect();
+    Some(Layout {
+        whole,
+        groups: vec![WholeGroup::new(layers, spec)],
+        packing: Packing::ByPlace,
+    })
 }
 
-/// The best splits, best first, each with the number of the classes that it splits.
-fn best_splits(
-    choices: &[Classes],
-    job: &Job<'_>,
-    kinds: &[Kind<'_>],
-    config: &PlanConfig,
-    lengths: &Lengths,
-    floor: Option<&Floor>,
-) -> Vec<(usize, Split)> {
-    let pool = Pool::of(job, kinds, config);
-    let mut best: Vec<(usize, Split)> = Vec::with_capacity(KEPT + 1);
-    for (number, classes) in choices.iter().enumerate() {
-        let Some(split) = search::best_split(classes, &pool, lengths, floor) else {
-            continue;
-        };
-        let place = best.partition_point(|(_, other)| !split.is_better_than(other));
-        if place < KEPT {
-            best.insert(place, (number, split));
-            best.truncate(KEPT);
-        }
+/// What makes a request of some layer impossible whatever its blocks are.
+fn check_demand(kinds: &[Kind<'_>], lengths: &Lengths) -> Result<(), PlanError> {
+    for kind in kinds {
+        let blocks = lengths.blocks(&kind.smallest);
+        blocks.map_err(|error| PlanError::demand(kind.name, error))?;
     }
-    best
+    Ok(())
+}
+
+/// Looks at kinds as they may share block tables, in each way that is worth it.
+fn look_at_all<'k>(
+    found: &mut Best<'_, 'k>,
+    whole: &WholeModel<'_>,
+    kinds: &[Kind<'k>],
+    config: &PlanConfig,
+) {
+    let lengths = found.lengths();
+    // Where the reference packs, packing may be taken for granted.
+    if config.cross_layer_blocks || latent_tuples::is_shape(&whole.specs) {
+        let packed = classes::SCALES.iter();
+        let packed = packed.filter_map(|scales| classes::overlaid(kinds, scales, lengths));
+        packed.for_each(|classes| found.look_at(classes));
+    }
+    if !config.cross_layer_blocks {
+        let pages = pages::worth_a_look(kinds, lengths).into_iter();
+        let unified = pages.filter_map(|page| classes::of_page(kinds, page, lengths));
+        unified.for_each(|classes| found.look_at(classes));
+    }
 }
 
 /// The groups of a split, in the order of their first layers.
 fn layout<'a>(
     whole: &WholeModel<'a>,
     kinds: &[Kind<'_>],
-    classes: &Classes,
+    classes: &Classes<'_>,
     split: &Split,
     config: &PlanConfig,
 ) -> Layout<'a> {

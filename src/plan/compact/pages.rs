@@ -1,6 +1,7 @@
 //! Page sizes that are worth a look, where all layers' pages are equally large.
 
 use super::cost::Lengths;
+use super::effort;
 use super::kinds::Kind;
 use crate::num::{lcm, round_up};
 use crate::plan::describe::brief;
@@ -15,19 +16,21 @@ const FEW_BLOCKS: u64 = 32;
 const LARGEST_FACTOR: u64 = 4;
 
 /// The sizes, smallest first. A best page is filled by some kind: were there room left in all, a
-/// smaller page would do.
+/// smaller page would do. Where there are too many to look at, they are those that the kinds with most
+/// bytes fill.
 pub(super) fn worth_a_look(kinds: &[Kind<'_>], lengths: &Lengths) -> Vec<u64> {
     let least = least_page(kinds);
     let Some(exact) = exact_step(kinds) else {
         return Vec::new();
     };
-    let most = least.saturating_mul(LARGEST_FACTOR).max(exact);
+    let largest = least.saturating_mul(LARGEST_FACTOR).max(exact);
+    let most_pages = effort::pages(kinds);
     let mut filled = vec![least];
-    for kind in kinds
-        .iter()
-        .filter(|kind| kind.smallest.as_attention().is_some())
-    {
-        let one = kind.smallest.page().unpadded.max(1);
+    for kind in heaviest_first(kinds) {
+        if filled.len() >= most_pages {
+            break;
+        }
+        let one = kind.unit();
         let first = least.div_ceil(one);
         let multiples = first..first.saturating_add(MULTIPLES);
         filled.extend(multiples.filter_map(|times| one.checked_mul(times)));
@@ -36,7 +39,8 @@ pub(super) fn worth_a_look(kinds: &[Kind<'_>], lengths: &Lengths) -> Vec<u64> {
             let target = least.checked_mul(factor)?;
             round_up("a page", target, one).ok()
         }));
-        filled.extend(fewer_blocks(kind, lengths, least..=most));
+        filled.extend(fewer_blocks(kind, lengths, least..=largest));
+        filled.extend(as_long_as_states(kind, kinds));
     }
     let steps = [exact, granule(kinds)];
     let mut pages: Vec<u64> = filled
@@ -48,11 +52,40 @@ pub(super) fn worth_a_look(kinds: &[Kind<'_>], lengths: &Lengths) -> Vec<u64> {
                 false => round_up("a page", page, lcm("a page", steps[0], steps[1]).ok()?).ok(),
             }
         })
-        .filter(|&page| page <= most || page < least.saturating_add(exact.saturating_mul(2)))
+        .filter(|&page| page <= largest || page < least.saturating_add(exact.saturating_mul(2)))
         .collect();
     pages.sort_unstable();
     pages.dedup();
-    pages
+    effort::thin(pages, most_pages)
+}
+
+/// The kinds whose blocks can be enlarged, first those whose layers have most bytes.
+fn heaviest_first<'k, 'a>(kinds: &'k [Kind<'a>]) -> Vec<&'k Kind<'a>> {
+    let attention = kinds
+        .iter()
+        .filter(|kind| kind.smallest.as_attention().is_some());
+    let mut kinds: Vec<&Kind<'_>> = attention.collect();
+    let bytes = |kind: &&Kind<'_>| kind.unit().saturating_mul(kind.layers.len() as u64);
+    kinds.sort_by_key(|kind| std::cmp::Reverse(bytes(kind)));
+    kinds
+}
+
+/// Pages in which blocks are as long as those of states, so that a scheduler's step is no longer.
+fn as_long_as_states(kind: &Kind<'_>, kinds: &[Kind<'_>]) -> Vec<u64> {
+    let states = kinds
+        .iter()
+        .filter(|other| other.smallest.as_state().is_some());
+    let mut times: Vec<u64> = states
+        .map(|state| state.smallest.block_size())
+        .filter(|size| size.is_multiple_of(kind.smallest.block_size().max(1)))
+        .map(|size| size / kind.smallest.block_size().max(1))
+        .collect();
+    times.sort_unstable();
+    times.dedup();
+    let pages = times
+        .into_iter()
+        .filter_map(|times| kind.unit().checked_mul(times));
+    pages.collect()
 }
 
 /// Pages in which a request of one of the lengths needs a block less than in any smaller one. Where it
@@ -62,7 +95,7 @@ fn fewer_blocks(
     lengths: &Lengths,
     pages: std::ops::RangeInclusive<u64>,
 ) -> Vec<u64> {
-    let one = kind.smallest.page().unpadded.max(1);
+    let one = kind.unit();
     let block_size = kind.smallest.block_size().max(1);
     let (fewest, most) = (pages.start().div_ceil(one), pages.end() / one);
     let mut found = Vec::new();

@@ -6,6 +6,7 @@
 
 use super::classes::{Choice, Class, Classes};
 use super::cost::{Floor, Lengths, weight};
+use super::effort;
 use super::kinds::Kind;
 use crate::plan::PlanConfig;
 use crate::plan::capacity::Capacity;
@@ -79,9 +80,63 @@ impl Split {
     }
 }
 
+/// Splits that are finished and compared. The search counts as the plan will, so the first is nearly
+/// always the one.
+const KEPT: usize = 4;
+
+/// The best splits of all that were looked at, with the classes that they split.
+pub(super) struct Best<'p, 'k> {
+    pool: &'p Pool<'p>,
+    lengths: &'p Lengths,
+    floor: Option<&'p Floor>,
+    has_looked: bool,
+    /// Best first.
+    splits: Vec<(Classes<'k>, Split)>,
+}
+
+impl<'p, 'k> Best<'p, 'k> {
+    /// None yet. A split below the floor is none.
+    pub fn new(pool: &'p Pool<'p>, lengths: &'p Lengths, floor: Option<&'p Floor>) -> Self {
+        Best {
+            pool,
+            lengths,
+            floor,
+            has_looked: false,
+            splits: Vec::with_capacity(KEPT + 1),
+        }
+    }
+
+    pub fn lengths(&self) -> &'p Lengths {
+        self.lengths
+    }
+
+    /// Keeps the classes if their best split is among the best.
+    pub fn look_at(&mut self, classes: Classes<'k>) {
+        self.has_looked = true;
+        let Some(split) = best_split(&classes, self.pool, self.lengths, self.floor) else {
+            return;
+        };
+        let is_no_worse = |(_, other): &(_, Split)| !split.is_better_than(other);
+        let place = self.splits.partition_point(is_no_worse);
+        if place < KEPT {
+            self.splits.insert(place, (classes, split));
+            self.splits.truncate(KEPT);
+        }
+    }
+
+    /// Whether there were any classes.
+    pub fn has_looked(&self) -> bool {
+        self.has_looked
+    }
+
+    pub fn into_splits(self) -> Vec<(Classes<'k>, Split)> {
+        self.splits
+    }
+}
+
 /// The best split of all classes that reaches the floor.
-pub(super) fn best_split(
-    classes: &Classes,
+fn best_split(
+    classes: &Classes<'_>,
     pool: &Pool<'_>,
     lengths: &Lengths,
     floor: Option<&Floor>,
@@ -100,7 +155,7 @@ pub(super) fn best_split(
         if !wins(&split) {
             continue;
         }
-        split.steps_far = classes.step_far(&parts);
+        split.steps_far = classes.step_far(&parts, lengths);
         if wins(&split) {
             split.parts.clone_from(&parts);
             best = Some(split);
@@ -111,7 +166,7 @@ pub(super) fn best_split(
 }
 
 /// A layer in each group: the least memory that a block can have.
-fn smallest_blocks(classes: &Classes) -> Split {
+fn smallest_blocks(classes: &Classes<'_>) -> Split {
     let parts: Vec<Part> = classes
         .classes
         .iter()
@@ -129,24 +184,35 @@ fn smallest_blocks(classes: &Classes) -> Split {
     }
 }
 
-/// The numbers of blocks at which some class just fits on some stage.
-fn numbers_of_blocks(classes: &Classes, pool: &Pool<'_>) -> Vec<u64> {
+/// The numbers of blocks at which some class just fits on some stage; of very many a part.
+fn numbers_of_blocks(classes: &Classes<'_>, pool: &Pool<'_>) -> Vec<u64> {
     let mut numbers = Vec::new();
     for class in &classes.classes {
-        for choice in &class.choices {
-            for (stage, &memory) in pool.memory.iter().enumerate() {
-                for column in &class.columns {
-                    for groups in splits_of(column.on_stages[stage]) {
-                        let bytes = class.bytes(choice, stage, groups);
-                        numbers.extend(memory.checked_div(bytes).filter(|&n| n > 0));
-                    }
-                }
+        for (stage, &memory) in pool.memory.iter().enumerate() {
+            let splits = splits_of_all(class, stage);
+            for choice in &class.choices {
+                let bytes = splits
+                    .iter()
+                    .map(|&groups| class.bytes(choice, stage, groups));
+                let fitting = bytes.filter_map(|bytes| memory.checked_div(bytes));
+                numbers.extend(fitting.filter(|&number| number > 0));
             }
         }
     }
     numbers.sort_unstable();
     numbers.dedup();
-    numbers
+    effort::thin(numbers, effort::numbers(classes, pool.memory.len()))
+}
+
+/// The numbers of groups at which some column of a class gets shorter on a stage.
+fn splits_of_all(class: &Class<'_>, stage: usize) -> Vec<u64> {
+    let mut lengths: Vec<u64> = class.columns.iter().map(|c| c.on_stages[stage]).collect();
+    lengths.sort_unstable();
+    lengths.dedup();
+    let mut splits: Vec<u64> = lengths.into_iter().flat_map(splits_of).collect();
+    splits.sort_unstable();
+    splits.dedup();
+    splits
 }
 
 /// The numbers of groups at which the longest of them gets shorter.
@@ -162,7 +228,7 @@ fn splits_of(layers: u64) -> impl Iterator<Item = u64> {
 /// does not fit at all.
 fn split_at(
     num_blocks: u64,
-    classes: &Classes,
+    classes: &Classes<'_>,
     pool: &Pool<'_>,
     lengths: &Lengths,
     parts: &mut Vec<Part>,
@@ -194,7 +260,12 @@ fn split_at(
 }
 
 /// The fewest groups of a class that fit in a block on every stage.
-fn fewest_groups(class: &Class, choice: &Choice, num_blocks: u64, pool: &Pool<'_>) -> Option<u64> {
+fn fewest_groups(
+    class: &Class<'_>,
+    choice: &Choice,
+    num_blocks: u64,
+    pool: &Pool<'_>,
+) -> Option<u64> {
     let room = |stage: usize| pool.memory[stage] / num_blocks.max(1);
     if let ([column], [page]) = (class.columns.as_slice(), choice.pages.as_slice()) {
         let mut groups = 1;
@@ -228,7 +299,7 @@ fn fewest_groups(class: &Class, choice: &Choice, num_blocks: u64, pool: &Pool<'_
 /// whether it steps far.
 fn weighed(
     parts: &[Part],
-    classes: &Classes,
+    classes: &Classes<'_>,
     pool: &Pool<'_>,
     lengths: &Lengths,
     floor: Option<&Floor>,

@@ -610,3 +610,219 @@ fn a_state_that_needs_its_padding_keeps_it() {
     };
     plan_one(&model(layers), 1 << 30, &config).unwrap();
 }
+
+/// `count` kinds of layers, each with pages and blocks of its own.
+fn many_kinds(count: u64) -> impl Iterator<Item = Spec> {
+    (0..count).map(|number| match number % 3 {
+        0 => strided(full(16, 8 + number)),
+        1 => strided(sliding(64 + 16 * number, 16, 8 + number)),
+        _ => state(100 + number),
+    })
+}
+
+/// Hundreds of kinds are planned, and not worse than by the reference.
+#[test]
+fn many_kinds_are_planned() {
+    for (count, stages) in [(300, 1), (100, 16)] {
+        let layers: Vec<Spec> = many_kinds(count).collect();
+        let workers: Vec<Worker> = (0..stages)
+            .map(|_| worker(&model(layers.iter().cloned()), 1 << 28))
+            .collect();
+        for packed in [false, true] {
+            let with = |policy| PlanConfig {
+                policy,
+                cross_layer_blocks: packed,
+                reserved_blocks: 1,
+                ..config(2048)
+            };
+            let own = plan(&workers, &with(Policy::Compact)).unwrap();
+            let reference = plan(&workers, &with(Policy::Reference)).unwrap();
+            let requests = |plan: &Plan| plan.capacity_of(2048).unwrap().requests();
+            let share = match own.workers[0].groups.len() {
+                ..=32 => 0.75,
+                _ => 1.0,
+            };
+            assert!(requests(&own) >= share * requests(&reference));
+        }
+    }
+}
+
+/// States whose earlier ones are kept have a say in a scheduler's step.
+#[test]
+fn blocks_of_kept_states_keep_the_step_short() {
+    let flash = backend(&[MultipleOf(16)]);
+    let mut layers = Model::new();
+    for number in 0..8 {
+        let (spec, backend) = match number % 4 {
+            3 => (strided(full(16, 64)), Some(Arc::clone(&flash))),
+            _ => {
+                let mut fields = state(16_750).as_state().unwrap().fields().clone();
+                fields.block_size = 592;
+                (Spec::State(State::new(fields).unwrap()), None)
+            }
+        };
+        layers.add(&format!("l{number}"), spec, backend, 1).unwrap();
+    }
+    let layers = Arc::new(layers);
+    for mode in StateCacheMode::ALL {
+        let mut config = PlanConfig {
+            choose_block_sizes: true,
+            ..compact(65_536)
+        };
+        config.limits.state_cache_mode = mode;
+        let own = plan_one(&layers, 1 << 28, &config).unwrap();
+        let sizes = || pages(&own).into_iter().map(|(block_size, _)| block_size);
+        let (step, _) = crate::plan::resolve_block_sizes(&own, 592, None, true).unwrap();
+        if mode == StateCacheMode::None {
+            // No prefix is looked for, so the block that wastes least is taken.
+            assert!(step > 4 * sizes().max().unwrap(), "{:?}", pages(&own));
+        } else {
+            assert!(step <= 4 * sizes().max().unwrap(), "{mode:?}: {step}");
+        }
+    }
+}
+
+/// Padding that was given is kept where block sizes are.
+#[test]
+fn given_padding_is_kept_unless_block_sizes_are_chosen() {
+    let bf16 = |kind, window| {
+        attention(AttentionFields {
+            kind,
+            sliding_window: window,
+            page_size_padded: Some(8192),
+            ..AttentionFields::full(16, 1, 64, Dtype::Bf16)
+        })
+    };
+    let full = || bf16(AttentionKind::Full, None);
+    let window = || bf16(AttentionKind::SlidingWindow, Some(256));
+    let layers = || model((0..4).flat_map(|_| [full(), window()]));
+    let kept = plan_one(&layers(), 1 << 26, &compact(4096)).unwrap();
+    assert!(
+        pages(&kept).iter().all(|&page| page == (16, 8192)),
+        "{:?}",
+        pages(&kept)
+    );
+    // Of a larger page as many blocks as it holds with their padding, where six would do without it.
+    let larger = model([strided(full()), strided(sliding(64, 16, 800))]);
+    let larger = plan_one(&larger, 1 << 26, &compact(4096)).unwrap();
+    let (block_size, page) = pages(&larger)[0];
+    assert_eq!(block_size / 16, page / 8192, "{:?}", pages(&larger));
+    let chosen = PlanConfig {
+        choose_block_sizes: true,
+        ..compact(4096)
+    };
+    let chosen = plan_one(&layers(), 1 << 26, &chosen).unwrap();
+    assert!((0..chosen.workers[0].groups.len()).all(|group| padding(&chosen, group) == 0.0));
+}
+
+/// A number that is too large for larger blocks is no reason to give no plan.
+#[test]
+fn a_window_of_nearly_all_numbers_is_planned() {
+    for window in [(1 << 63) - 17, (1 << 63) - 40, 1 << 40] {
+        let layers = || model([strided(full(16, 24)), sliding(window, 16, 32)]);
+        let own = plan_one(&layers(), 1 << 26, &compact(4096));
+        assert!(own.is_ok(), "{window}: {:?}", own.err());
+    }
+}
+
+/// The search looks at a layer's pages as they are shared; alone in its memory, as here, all keys lie
+/// before all values, and those are not where one of the kernels wants them.
+#[test]
+fn plans_whose_views_are_refused_are_not_chosen() {
+    let kernels = |preset: Preset, alignment| {
+        let contract = Contract {
+            alignment,
+            ..preset.contract().unwrap()
+        };
+        Arc::new(Backend::new(contract).unwrap())
+    };
+    let spec = |block_size| {
+        attention(AttentionFields {
+            quant_mode: QuantMode::Fp8PerTokenHead,
+            ..AttentionFields::full(block_size, 1, 128, Dtype::U8)
+        })
+    };
+    let (rocm, cpu) = (
+        kernels(Preset::RocmAttention, 256),
+        kernels(Preset::CpuAttention, 16),
+    );
+    let mut layers = Model::new();
+    layers.add("k0", spec(64), Some(rocm), 1).unwrap();
+    layers.add("k1", spec(32), Some(cpu), 1).unwrap();
+    let open = PlanConfig {
+        choose_block_sizes: true,
+        ..compact(2000)
+    };
+    let own = plan_one(&Arc::new(layers), 1 << 28, &open).unwrap();
+    assert_eq!(super::why_unread(&own), None);
+}
+
+/// Too little memory is what is said of packed blocks too, with the numbers that an engine needs.
+#[test]
+fn a_shortfall_of_packed_blocks_is_told() {
+    let kernels = Contract {
+        kernel_block_sizes: vec![Exact(16)],
+        ..Preset::FlashAttentionNhd.contract().unwrap()
+    };
+    let kernels = Arc::new(Backend::new(kernels).unwrap());
+    let bf16 = |kind, window| {
+        strided(attention(AttentionFields {
+            kind,
+            sliding_window: window,
+            ..AttentionFields::full(16, 8, 128, Dtype::Bf16)
+        }))
+    };
+    let mut layers = Model::new();
+    // Blocks of 32 would be split, which packed ones are not: there is no packed layout at all.
+    let full = changed(&bf16(AttentionKind::Full, None), |f| f.block_size = 32);
+    layers
+        .add("full", full, Some(Arc::clone(&kernels)), 1)
+        .unwrap();
+    let window = bf16(AttentionKind::SlidingWindow, Some(64));
+    layers.add("window", window, Some(kernels), 1).unwrap();
+    let packed = PlanConfig {
+        cross_layer_blocks: true,
+        ..compact(4096)
+    };
+    let error = plan_one(&Arc::new(layers), 1 << 20, &packed).unwrap_err();
+    assert_eq!(error.kind(), "not_enough_memory", "{error}");
+}
+
+/// Where one table serves all layers too: of smaller blocks a request's last one wastes less.
+#[test]
+fn one_table_gets_small_blocks_if_they_are_open() {
+    let (sixteens, any) = (backend(&[MultipleOf(16)]), backend(&[MultipleOf(1)]));
+    let layers = |kernels: &[&Arc<Backend>], block_size| {
+        let mut model = Model::new();
+        for (number, backend) in kernels.iter().enumerate() {
+            let spec = strided(full(block_size, 8 + 8 * number as u64));
+            model
+                .add(&format!("l{number}"), spec, Some(Arc::clone(backend)), 1)
+                .unwrap();
+        }
+        Arc::new(model)
+    };
+    let open = |choose_block_sizes| PlanConfig {
+        choose_block_sizes,
+        typical_len: 150,
+        ..compact(4096)
+    };
+    for (kernels, given, chosen) in [
+        (&[&sixteens][..], 128, 16),
+        (&[&sixteens, &sixteens], 128, 16),
+        (&[&sixteens, &any], 128, 16),
+        // Shorter ones are not tried, unless the engine has them.
+        (&[&any, &any], 128, 16),
+        (&[&any, &any], 4, 4),
+        (&[&sixteens], 16, 16),
+    ] {
+        let layers = layers(kernels, given);
+        let [asked, own] = [false, true].map(|o| plan_one(&layers, 1 << 26, &open(o)).unwrap());
+        assert_eq!(pages(&asked)[0].0, given);
+        assert_eq!((pages(&own).len(), pages(&own)[0].0), (1, chosen));
+        for len in [150, 4096] {
+            let requests = |plan: &Plan| plan.capacity_of(len).unwrap().requests();
+            assert!(requests(&own) >= requests(&asked), "{given} {chosen}");
+        }
+    }
+}
