@@ -164,6 +164,15 @@ TEST(HostileDescriptor, OtherTexts) {
             {"layer a"});
     refused(changed("\"num_blocks\":3", "\"num_blocks\":4"), invalid, "descriptor_invalid",
             {"num_blocks is 4"});
+    // A short text must not make its reader list more runs than fit in memory.
+    const std::string huge = std::to_string(std::uint64_t{1} << 60);
+    const std::string huge_page = std::to_string(std::uint64_t{1} << 61);
+    std::string runs = changed("\"num_runs\":1", "\"num_runs\":" + huge);
+    for (const char* bytes : {"\"page_bytes\":", "\"size_bytes\":"}) {
+        const std::size_t at = runs.find(bytes) + std::string(bytes).size();
+        runs.replace(at, runs.find_first_not_of("0123456789", at) - at, huge_page);
+    }
+    refused(runs, invalid, "descriptor_invalid", {"pages.num_runs", huge, "1048576"});
     // Keys of a later library that does the same otherwise.
     descriptor_of(changed("\"num_blocks\"", "\"colour\":[{\"deep\":[1,2]}],\"num_blocks\""));
     descriptor_of(" " + json + "\n");

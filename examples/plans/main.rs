@@ -1,7 +1,7 @@
 //! What the policies make of real models, as the table in docs/plans.md:
 //!
 //! ```sh
-//! cargo run --release --example plans -- --write   # without --write it prints
+//! cargo run --release --example plans -- --write   # or --check; without either it prints
 //! ```
 //!
 //! `models.json` has their layers: shapes of transformers' configurations and of the conformance
@@ -29,7 +29,17 @@ const TYPICAL: u64 = 8192;
 
 fn main() {
     let table = table();
-    if !std::env::args().any(|argument| argument == "--write") {
+    let is_asked = |option: &str| std::env::args().any(|argument| argument == option);
+    if is_asked("--check") {
+        let text = std::fs::read_to_string(DOCUMENT).expect(DOCUMENT);
+        let is_current = text.contains(&format!("{BEGIN}{table}{END}"));
+        assert!(
+            is_current,
+            "{DOCUMENT} has another table: make it anew with --write"
+        );
+        return;
+    }
+    if !is_asked("--write") {
         print!("{table}");
         return;
     }
