@@ -221,31 +221,39 @@ TEST(Explain, WhyTheReferenceGivesNoPlan) {
 
 // What is advised is done, and gives what it promised.
 TEST(Explain, TheCheapestChangeKeepsItsPromise) {
-    const auto planned = [](std::uint64_t block_size) {
+    const auto planned = [](std::uint32_t policy, std::uint64_t block_size, bool is_open) {
         const Backend kernels = backend(packed_nhd);
         const Model layers = model();
         for (int number = 0; number < 4; ++number) {
             add(layers, "layers." + std::to_string(number), full(block_size, 2, 32), kernels);
         }
         kvpages_plan_config config = plan_config(150);
-        config.policy = KVPAGES_POLICY_COMPACT;
+        config.policy = policy;
         config.reserved_blocks = 1;
+        config.choose_block_sizes = is_open ? 1 : 0;
         return plan({{layers.get(), 1 << 24}}, config);
     };
-    const Plan now = planned(128);
-    const Json change =
-        Json::parse(explanation(now, KVPAGES_TEXT_FORMAT_JSON)).at("cheapest_change");
-    ASSERT_EQ(change.at("change"), "block_size");
-    EXPECT_EQ(change.at("kind"), "full attention");
-    EXPECT_EQ(change.at("from"), 128u);
-    EXPECT_EQ(change.at("tokens_now"), worker_info(now).capacity_tokens);
-    const Plan then = planned(change.at("to").get<std::uint64_t>());
-    EXPECT_EQ(change.at("tokens"), worker_info(then).capacity_tokens);
-    EXPECT_GT(worker_info(then).capacity_tokens, worker_info(now).capacity_tokens);
-    const std::string text = explanation(now, KVPAGES_TEXT_FORMAT_TEXT);
-    EXPECT_NE(text.find("cheapest change: " + change.at("text").get<std::string>()),
-              std::string::npos)
-        << text;
+    for (const std::uint32_t policy : {KVPAGES_POLICY_REFERENCE, KVPAGES_POLICY_COMPACT}) {
+        const bool chooses = policy == KVPAGES_POLICY_COMPACT;
+        const Plan now = planned(policy, 128, false);
+        const Json change =
+            Json::parse(explanation(now, KVPAGES_TEXT_FORMAT_JSON)).at("cheapest_change");
+        EXPECT_EQ(change.at("change"), chooses ? "choose_block_sizes" : "block_size");
+        std::uint64_t then_size = 128;
+        if (!chooses) {
+            EXPECT_EQ(change.at("kind"), "full attention");
+            EXPECT_EQ(change.at("from"), 128u);
+            then_size = change.at("to").get<std::uint64_t>();
+        }
+        EXPECT_EQ(change.at("tokens_now"), worker_info(now).capacity_tokens);
+        const Plan then = planned(policy, then_size, chooses);
+        EXPECT_EQ(change.at("tokens"), worker_info(then).capacity_tokens);
+        EXPECT_GT(worker_info(then).capacity_tokens, worker_info(now).capacity_tokens);
+        const std::string text = explanation(now, KVPAGES_TEXT_FORMAT_TEXT);
+        EXPECT_NE(text.find("cheapest change: " + change.at("text").get<std::string>()),
+                  std::string::npos)
+            << text;
+    }
 }
 
 // L01, L02: kernels with 32-bit offsets get the most blocks that they reach, a cache can be made of
