@@ -359,7 +359,15 @@ unsafe fn read_contract(given: kvpages_backend_config) -> Result<Contract, Failu
             )?,
         )
     };
-    let mut quantised_layouts = Vec::new();
+    let mut kernel_block_sizes =
+        input::reserve(exact.len() + multiples.len(), "kernel block sizes")?;
+    kernel_block_sizes.extend(exact.iter().map(|&size| KernelBlockSize::Exact(size)));
+    kernel_block_sizes.extend(
+        multiples
+            .iter()
+            .map(|&base| KernelBlockSize::MultipleOf(base)),
+    );
+    let mut quantised_layouts = input::reserve(quantised.len(), "quantised_layouts")?;
     for (i, entry) in quantised.iter().enumerate() {
         input::known_bits(entry.reserved0, 0, "kvpages_quantised_layout.reserved0")?;
         let mode = input::listed::<QuantMode>(entry.quant_mode, "quant_mode")?;
@@ -376,15 +384,7 @@ unsafe fn read_contract(given: kvpages_backend_config) -> Result<Contract, Failu
         // SAFETY: the caller's contract.
         layout: unsafe { read_layout(given.layout, given.memory_order) }?,
         quantised_layouts,
-        kernel_block_sizes: exact
-            .iter()
-            .map(|&size| KernelBlockSize::Exact(size))
-            .chain(
-                multiples
-                    .iter()
-                    .map(|&base| KernelBlockSize::MultipleOf(base)),
-            )
-            .collect(),
+        kernel_block_sizes,
         scale_placement: if flags & KVPAGES_BACKEND_SCALES_AT_PAGE_END != 0 {
             ScalePlacement::PageEnd
         } else {

@@ -1,0 +1,241 @@
+// Every allocation whose size a caller decides may fail: the call says so, leaves nothing behind, and does
+// what it was asked when it is called again. The linker leads the library's calls of the allocator and of
+// the system here; the first, the second, ... that is large is refused.
+#include "support/api.h"
+#include "support/descriptors.h"
+#include "support/failure.h"
+
+#include <gtest/gtest.h>
+
+#include <sys/mman.h>
+
+#include <array>
+#include <cerrno>
+#include <cstdio>
+#include <functional>
+#include <string>
+#include <vector>
+
+using namespace support;
+
+namespace {
+
+// Allocations of so many bytes are of a size that these tests decide. What the library needs for itself, a
+// handle, a message or a name, is smaller, and is not refused: no program goes on without that.
+constexpr std::size_t kLarge = 64 << 10;
+
+// Large allocations since the last start, and which of them is refused; 0 for none.
+std::size_t num_large = 0;
+std::size_t refused = 0;
+bool is_counting = false;
+std::size_t num_refused_in_all = 0;
+
+bool refuses(std::size_t bytes) {
+    if (!is_counting || bytes < kLarge) {
+        return false;
+    }
+    ++num_large;
+    num_refused_in_all += num_large == refused ? 1 : 0;
+    return num_large == refused;
+}
+
+}  // namespace
+
+extern "C" {
+
+void* __real_malloc(std::size_t bytes);
+void* __real_calloc(std::size_t count, std::size_t bytes);
+void* __real_realloc(void* memory, std::size_t bytes);
+int __real_posix_memalign(void** memory, std::size_t alignment, std::size_t bytes);
+int __real_mprotect(void* address, std::size_t bytes, int protection);
+void* __real_mmap(void* address, std::size_t bytes, int protection, int flags, int file, off_t offset);
+
+void* __wrap_malloc(std::size_t bytes);
+void* __wrap_calloc(std::size_t count, std::size_t bytes);
+void* __wrap_realloc(void* memory, std::size_t bytes);
+int __wrap_posix_memalign(void** memory, std::size_t alignment, std::size_t bytes);
+void* __wrap_mmap(void* address, std::size_t bytes, int protection, int flags, int file, off_t offset);
+int __wrap_mprotect(void* address, std::size_t bytes, int protection);
+
+void* __wrap_malloc(std::size_t bytes) {
+    return refuses(bytes) ? nullptr : __real_malloc(bytes);
+}
+
+void* __wrap_calloc(std::size_t count, std::size_t bytes) {
+    return refuses(count * bytes) ? nullptr : __real_calloc(count, bytes);
+}
+
+void* __wrap_realloc(void* memory, std::size_t bytes) {
+    return refuses(bytes) ? nullptr : __real_realloc(memory, bytes);
+}
+
+int __wrap_posix_memalign(void** memory, std::size_t alignment, std::size_t bytes) {
+    return refuses(bytes) ? ENOMEM : __real_posix_memalign(memory, alignment, bytes);
+}
+
+void* __wrap_mmap(void* address, std::size_t bytes, int protection, int flags, int file,
+                  off_t offset) {
+    if (refuses(bytes)) {
+        errno = ENOMEM;
+        return MAP_FAILED;
+    }
+    return __real_mmap(address, bytes, protection, flags, file, offset);
+}
+
+// How memory is put behind addresses, and taken away, which cannot fail.
+int __wrap_mprotect(void* address, std::size_t bytes, int protection) {
+    if (protection != PROT_NONE && refuses(bytes)) {
+        errno = ENOMEM;
+        return -1;
+    }
+    return __real_mprotect(address, bytes, protection);
+}
+}
+
+namespace {
+
+// Calls until no allocation is left to refuse. `call` gives a status, `check` looks at what a refusal left.
+std::size_t refuse_each(const std::function<std::int32_t()>& call, const std::function<void()>& check) {
+    for (std::size_t which = 1;; ++which) {
+        num_large = 0;
+        refused = which;
+        is_counting = true;
+        const std::int32_t status = call();
+        is_counting = false;
+        const bool was_refused = num_large >= which;
+        if (!was_refused) {
+            EXPECT_EQ(status, KVPAGES_STATUS_OK) << kvpages_last_error_message();
+            std::printf("  %zu allocations refused\n", which - 1);
+            return which - 1;
+        }
+        EXPECT_EQ(status, KVPAGES_STATUS_OUT_OF_HOST_MEMORY)
+            << "allocation " << which << ": " << kvpages_last_error_message();
+        EXPECT_STRNE(kvpages_last_error_message(), "");
+        check();
+        if (::testing::Test::HasFailure()) {
+            return which;
+        }
+    }
+}
+
+Model two_kinds() {
+    Model layers = model();
+    const Backend kernels = backend(packed_nhd);
+    add(layers, "full.0", full(16, 2, 32), kernels);
+    add(layers, "window.0", sliding(64, 16, 2, 32), kernels);
+    return layers;
+}
+
+// Makes a handle that is to be NULL after every refusal.
+template <typename Handle, void (*destroy)(Handle*)>
+std::size_t refuse_in_creation(const std::function<std::int32_t(Handle**)>& create) {
+    Handle* raw = nullptr;
+    const std::size_t points = refuse_each([&] { return create(&raw); },
+                                           [&] { EXPECT_EQ(raw, nullptr); });
+    EXPECT_NE(raw, nullptr);
+    destroy(raw);
+    return points;
+}
+
+}  // namespace
+
+TEST(AllocationFailure, Caches) {
+    const Model layers = two_kinds();
+    const Plan planned = plan_of_blocks(layers, 600);
+    const Memory memory = host_memory();
+    const std::size_t points = refuse_in_creation<kvpages_cache, kvpages_cache_destroy>(
+        [&](kvpages_cache** out) { return try_cache(planned, memory, out); });
+    EXPECT_GE(points, 1u);
+}
+
+TEST(AllocationFailure, CachesThatGrow) {
+    const Model layers = two_kinds();
+    const Plan planned = plan_of_blocks(layers, 6000);
+    const Memory memory = host_memory();
+    kvpages_cache_config config = KVPAGES_CACHE_CONFIG_INIT;
+    config.memory = memory.get();
+    config.num_blocks = 2;
+    kvpages_cache* made = nullptr;
+    const std::size_t points = refuse_each(
+        [&] { return kvpages_cache_create(planned.get(), &config, &made, nullptr); },
+        [&] { EXPECT_EQ(made, nullptr); });
+    EXPECT_GE(points, 1u);
+    const Cache cache(made);
+    const std::size_t commits =
+        refuse_each([&] { return kvpages_cache_resize(cache.get(), 6000, nullptr, 0); },
+                    [&] { EXPECT_EQ(kvpages_cache_num_blocks(cache.get()), 2u); });
+    EXPECT_GE(commits, 1u);
+    EXPECT_EQ(kvpages_cache_num_blocks(cache.get()), 6000u);
+}
+
+TEST(AllocationFailure, Tables) {
+    const std::array<kvpages_table_group, 3> groups{
+        {{16, 16, 4096, 0, 0}, {64, 16, 2048, 0, 0}, {16, 16, 8192, 1, 0}}};
+    kvpages_tables_config config = KVPAGES_TABLES_CONFIG_INIT;
+    config.groups = groups.data();
+    config.num_groups = groups.size();
+    config.max_requests = 64;
+    config.max_tokens = 20000;
+    const std::size_t points = refuse_in_creation<kvpages_tables, kvpages_tables_destroy>(
+        [&](kvpages_tables** out) { return kvpages_tables_create(&config, out); });
+    // Rows, input rows and slots of each group at least.
+    EXPECT_GE(points, 3 * groups.size());
+}
+
+TEST(AllocationFailure, Operations) {
+    const Model layers = two_kinds();
+    const Cache pages = cache(plan_of_blocks(layers, 20000));
+    kvpages_ops_config config = KVPAGES_OPS_CONFIG_INIT;
+    config.max_concurrency = 1;
+    const std::size_t points = refuse_in_creation<kvpages_ops, kvpages_ops_destroy>(
+        [&](kvpages_ops** out) { return kvpages_ops_create(pages.get(), &config, out); });
+    EXPECT_GE(points, 1u);
+}
+
+TEST(AllocationFailure, ListsOfTheCaller) {
+    // So many kernel block sizes, dimensions of a state, and moves of blocks.
+    std::vector<std::uint64_t> multiples(20000, 16);
+    BackendOptions options;
+    options.layout = packed_nhd;
+    options.multiples = multiples;
+    refuse_in_creation<kvpages_backend, kvpages_backend_destroy>(
+        [&](kvpages_backend** out) { return try_backend(options, out); });
+
+    const Model layers = two_kinds();
+    const Cache pages = cache(plan_of_blocks(layers, 4));
+    kvpages_descriptor_config whole = KVPAGES_DESCRIPTOR_CONFIG_INIT;
+    whole.tensor_parallel_size = 1;
+    const Descriptor descriptor = descriptor_of(descriptor_json(pages, &whole));
+    const kvpages_descriptor* const rank = descriptor.get();
+    kvpages_reshard_config config = KVPAGES_RESHARD_CONFIG_INIT;
+    config.sources = config.targets = &rank;
+    config.num_sources = config.num_targets = 1;
+    kvpages_reshard* raw = nullptr;
+    must(kvpages_reshard_create(&config, &raw));
+    const Reshard reshard(raw);
+    const std::vector<kvpages_block_move> moves(20000, {0, 1, 2});
+    std::vector<kvpages_strided_copy> copies(moves.size() * 4);
+    std::size_t count = 7;
+    std::int32_t status = KVPAGES_STATUS_OK;
+    // Moves into one block are refused in the end, after all of them were looked at.
+    for (std::size_t which = 1;; ++which) {
+        num_large = 0;
+        refused = which;
+        is_counting = true;
+        status = kvpages_reshard_copy_copies(reshard.get(), moves.data(), moves.size(), copies.data(),
+                                             copies.size(), &count);
+        is_counting = false;
+        if (num_large < which) {
+            break;
+        }
+        EXPECT_EQ(status, KVPAGES_STATUS_OUT_OF_HOST_MEMORY) << kvpages_last_error_message();
+        EXPECT_EQ(count, 0u);
+    }
+    EXPECT_NE(status, KVPAGES_STATUS_OUT_OF_HOST_MEMORY);
+}
+
+// What all of the tests above refused; last, since it says something of them.
+TEST(AllocationFailure, ZPointsInAll) {
+    std::printf("  %zu allocations refused in all\n", num_refused_in_all);
+    EXPECT_GE(num_refused_in_all, 15u);
+}
