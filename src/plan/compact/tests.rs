@@ -826,3 +826,26 @@ fn one_table_gets_small_blocks_if_they_are_open() {
         }
     }
 }
+
+/// Where layers can be planned but a number cannot be met, the error is of the number.
+#[test]
+fn numbers_that_are_too_large_are_named() {
+    let window = attention(AttentionFields {
+        sliding_window: Some(16),
+        ..fields(AttentionKind::SlidingWindowMla, 16, 16)
+    });
+    let layers = model([window, full(16, 16)].map(strided));
+    let with = |reserved_blocks, num_blocks_override| PlanConfig {
+        reserved_blocks,
+        num_blocks_override,
+        ..compact(1000)
+    };
+    plan_one(&layers, 1 << 20, &with(1, None)).unwrap();
+    for (config, kind) in [
+        (with(1 << 62, None), "overflow"),
+        (with(1, Some(1 << 31)), "too_many_blocks"),
+    ] {
+        let error = plan_one(&layers, 1 << 20, &config).unwrap_err();
+        assert_eq!(error.kind(), kind, "{error}");
+    }
+}
