@@ -184,8 +184,9 @@ fn parts_are_aligned(
     let Some(layout) = backend.layout(attention.fields().quant_mode) else {
         return true;
     };
-    // Pages that are shared lie one by one.
-    if has_state || !is_alone {
+    // Pages that are shared lie one by one, and so do blocks that are outermost.
+    let is_spread = layout.axes_in_memory().next() != Some(Axis::Block);
+    if has_state || !is_alone || !is_spread {
         return true;
     }
     let element = attention.fields().dtype.bytes();

@@ -849,3 +849,18 @@ fn numbers_that_are_too_large_are_named() {
         assert_eq!(error.kind(), kind, "{error}");
     }
 }
+
+/// Padding keeps blocks aligned that would not be without it, also those of a layer alone.
+#[test]
+fn padding_that_aligns_blocks_is_seen() {
+    let contract = Contract {
+        alignment: 512,
+        ..Preset::FlashAttentionNhd.contract().unwrap()
+    };
+    let mut layers = Model::new();
+    let backend = Arc::new(Backend::new(contract).unwrap());
+    let spec = padded(full(16, 7), 512);
+    layers.add("l0", spec, Some(backend), 1).unwrap();
+    let own = plan_one(&Arc::new(layers), 1 << 20, &compact(1000)).unwrap();
+    assert_eq!(pages(&own), [(16, 512)]);
+}
