@@ -5,7 +5,7 @@ use std::sync::Arc;
 use proptest::prelude::*;
 
 use super::Blueprint;
-use crate::backend::{Backend, Contract, IndexWidth, Preset};
+use crate::backend::{Backend, Contract, IndexWidth, KernelBlockSize, Preset};
 use crate::dtype::Dtype;
 use crate::model::Model;
 use crate::plan::{Plan, PlanConfig, Policy, Worker, plan};
@@ -236,4 +236,88 @@ proptest! {
             prop_assert!(!(0..layers.len()).all(alone), "{} {error}", advice);
         }
     }
+}
+
+fn dense(preset: Preset, alignment: u64, sizes: (u64, u64, u64)) -> Kind {
+    attention_kind((preset, alignment, false), sizes, (None, false))
+}
+
+fn taking(kind: &Kind, sizes: &[KernelBlockSize]) -> Kind {
+    let contract = Contract {
+        kernel_block_sizes: sizes.to_vec(),
+        ..kind.backend.contract().clone()
+    };
+    Kind {
+        spec: kind.spec.clone(),
+        backend: Arc::new(Backend::new(contract).unwrap()),
+    }
+}
+
+fn planned(layers: &[Kind], choose_block_sizes: bool, max_model_len: u64) -> Plan {
+    let mut config = config(Policy::Compact, false, choose_block_sizes);
+    config.limits.max_model_len = max_model_len;
+    config.typical_len = 0;
+    let reference = PlanConfig {
+        policy: Policy::Reference,
+        ..config.clone()
+    };
+    let memory = 1 << 30;
+    assert!(choose_block_sizes || laid_out(layers, memory, &reference).is_err());
+    laid_out(layers, memory, &config).unwrap()
+}
+
+/// What the largest dense page and the strictest alignment both go into may be many pages.
+#[test]
+fn dense_pages_and_alignments_meet_in_large_pages() {
+    let rigid = dense(Preset::CpuAttention, 1, (16, 1, 33));
+    let aligned = dense(Preset::FlashAttentionNhd, 512, (32, 1, 16));
+    let plan = planned(&[rigid, aligned], false, 2000);
+    let groups = plan.workers[0].groups.iter();
+    let pages: Vec<u64> = groups.map(|group| group.spec.page_of(0)).collect();
+    assert_eq!(pages, [16896, 16896]);
+}
+
+/// One table would serve, but the kernel block that all take is not what each of them reads.
+#[test]
+fn kernels_that_do_not_go_together_get_tables_of_their_own() {
+    let splitting = dense(Preset::FlashInferNhd, 1, (256, 1, 16));
+    let aligned = dense(Preset::FlashAttentionNhd, 512, (256, 1, 7));
+    let whole = dense(Preset::HpcAttention, 1, (64, 1, 16));
+    let small = dense(Preset::RocmAiterFlashAttention, 1, (64, 2, 16));
+    for layers in [[splitting, aligned], [whole, small]] {
+        let plan = planned(&layers, false, 2000);
+        assert_eq!(plan.workers[0].groups.len(), 2);
+    }
+}
+
+/// A page is looked at that splits into the kernel blocks of the layer that has most of them.
+#[test]
+fn pages_split_into_kernel_blocks_of_every_layer() {
+    let sixteens = taking(
+        &dense(Preset::FlashAttentionNhd, 512, (256, 1, 7)),
+        &[KernelBlockSize::Exact(16)],
+    );
+    let whole = dense(Preset::FlashAttentionNhd, 1, (16, 1, 40));
+    planned(&[sixteens, whole], false, 2000);
+    // Of all blocks that nearly fill 1,343,488 bytes none splits so.
+    let rigid = [(64, 8, 16), (16, 1, 41)].map(|sizes| dense(Preset::CpuAttention, 1, sizes));
+    let splitting = dense(Preset::FlashInferNhd, 1, (16, 1, 24));
+    let [first, second] = rigid;
+    planned(&[first, second, splitting], false, 2000);
+}
+
+/// Blocks are judged by the kernel block of their table, not by the largest that each layer's kernels
+/// take.
+#[test]
+fn chosen_blocks_split_into_the_kernel_blocks_of_their_table() {
+    let latent = |alignment, sizes: &[KernelBlockSize]| {
+        let kind = dense(Preset::TritonMla, 1, (64, 1, 10));
+        let attention = kind.spec.as_attention().unwrap();
+        let padded = attention.changed(|fields| fields.alignment = alignment);
+        let spec = Spec::Attention(padded.unwrap());
+        taking(&Kind { spec, ..kind }, sizes)
+    };
+    use KernelBlockSize::{Exact, MultipleOf};
+    let aligned = latent(Some(512), &[Exact(64), Exact(7), MultipleOf(32)]);
+    planned(&[latent(None, &[Exact(64)]), aligned], true, 1_000_000);
 }

@@ -47,10 +47,14 @@ impl Fault {
 /// Whether blocks of the layer split into kernel blocks that all backends take, and its pages keep
 /// what they demand. `is_packed`: other layers' pages lie between two pages of this one.
 pub(super) fn suits(spec: &Spec, backends: &[&Backend], is_packed: bool) -> bool {
-    fault(spec, backends, is_packed).is_none()
+    let attention = spec.as_attention();
+    let ratio = attention.and_then(|attention| kernel_blocks_of_block(attention, backends));
+    fault(spec, backends, ratio, is_packed).is_none()
 }
 
-fn fault(spec: &Spec, backends: &[&Backend], is_packed: bool) -> Option<Fault> {
+/// What backends do not find in pages of blocks that are split into `ratio` kernel blocks; none where no
+/// kernel block suits all.
+fn fault(spec: &Spec, backends: &[&Backend], ratio: Option<u64>, is_packed: bool) -> Option<Fault> {
     let Spec::Attention(attention) = spec else {
         // A state is read whole, page by page.
         let page = spec.page().padded;
@@ -62,7 +66,7 @@ fn fault(spec: &Spec, backends: &[&Backend], is_packed: bool) -> Option<Fault> {
     if backends.is_empty() {
         return None;
     }
-    let Some(ratio) = kernel_blocks_of_block(attention, backends) else {
+    let Some(ratio) = ratio else {
         return Some(Fault::KernelBlock);
     };
     let page = attention.page();
@@ -129,15 +133,19 @@ fn faults(plan: &Plan) -> impl Iterator<Item = (&Layer, &Backend, &Spec, Fault)>
             let spec = group.spec.spec_of(place);
             // A page that fills the block lies as it would alone.
             let is_packed = is_packed && worker.bytes_per_block != spec.page().padded;
+            // Those who read one table read one size of kernel block.
+            let attention = spec.as_attention();
+            let kernel = attention.zip(group.kernel_block_size);
+            let ratio = kernel.map(|(attention, size)| split(attention, size));
             let misplaced = || {
                 let owner = *group.layers.get(place)?;
                 let is_aligned = match is_packed {
                     true => slot_is_aligned(worker, owner, backend),
-                    false => parts_are_aligned(worker, owner, spec, backend),
+                    false => parts_are_aligned(worker, owner, spec, backend, ratio.unwrap_or(1)),
                 };
                 (!is_aligned).then_some(Fault::Alignment)
             };
-            let fault = fault(spec, &[backend], is_packed).or_else(misplaced)?;
+            let fault = fault(spec, &[backend], ratio, is_packed).or_else(misplaced)?;
             Some((layer, backend, spec.as_ref(), fault))
         })
     })
@@ -156,7 +164,13 @@ fn slot_is_aligned(worker: &WorkerPlan, layer: usize, backend: &Backend) -> bool
 
 /// Whether the blocks of a layer that is alone in its memory begin where its kernels want them also where
 /// they are spread: all keys, then all values.
-fn parts_are_aligned(worker: &WorkerPlan, layer: usize, spec: &Spec, backend: &Backend) -> bool {
+fn parts_are_aligned(
+    worker: &WorkerPlan,
+    layer: usize,
+    spec: &Spec,
+    backend: &Backend,
+    ratio: u64,
+) -> bool {
     let alignment = backend.contract().alignment;
     let Some(attention) = spec.as_attention().filter(|_| alignment > 1) else {
         return true;
@@ -170,11 +184,11 @@ fn parts_are_aligned(worker: &WorkerPlan, layer: usize, spec: &Spec, backend: &B
     let Some(layout) = backend.layout(attention.fields().quant_mode) else {
         return true;
     };
-    // Pages that are shared lie one by one.
-    if has_state || !is_alone {
+    // Pages that are shared lie one by one, and so do blocks that are outermost.
+    let is_spread = layout.axes_in_memory().next() != Some(Axis::Block);
+    if has_state || !is_alone || !is_spread {
         return true;
     }
-    let ratio = kernel_blocks_of_block(attention, &[backend]).unwrap_or(1);
     let element = attention.fields().dtype.bytes();
     let outer = layout
         .axes_in_memory()
@@ -201,13 +215,30 @@ fn follows_block_stride(backend: &Backend) -> bool {
     contract.follows_block_stride && !contract.layout.iter().chain(others).any(fused)
 }
 
-/// Kernel blocks of one block; compressed layers are not split.
+/// What a page of such a block is a multiple of so that each of its kernel blocks is aligned.
+pub(super) fn kernel_step(spec: &Spec, backends: &[&Backend]) -> u64 {
+    let Some(attention) = spec.as_attention().filter(|_| !backends.is_empty()) else {
+        return 1;
+    };
+    let aligned = backends.iter().map(|backend| backend.contract().alignment);
+    // Alignments and element sizes are powers of two.
+    let bytes = aligned.fold(attention.fields().dtype.bytes(), u64::max);
+    let ratio = kernel_blocks_of_block(attention, backends).unwrap_or(1);
+    ratio.saturating_mul(bytes)
+}
+
+/// Kernel blocks of one block, where one size suits all backends.
 fn kernel_blocks_of_block(attention: &Attention, backends: &[&Backend]) -> Option<u64> {
+    let kernel = select_kernel_block_size(attention.fields().block_size, backends).ok()?;
+    Some(split(attention, kernel))
+}
+
+/// Kernel blocks of `kernel` tokens in one block; compressed layers are not split.
+fn split(attention: &Attention, kernel: u64) -> u64 {
     let block_size = attention.fields().block_size;
-    let kernel = select_kernel_block_size(block_size, backends).ok()?;
     match attention.storage_block_size() == block_size {
-        true => Some(block_size / kernel),
-        false => Some(1),
+        true => (block_size / kernel.max(1)).max(1),
+        false => 1,
     }
 }
 

@@ -32,9 +32,12 @@ pub(super) fn fit(kind: &Kind<'_>, page: u64) -> Option<Arc<Spec>> {
         true => None,
         false => Some(page / attention.page().padded.max(1)),
     };
+    // Kernel blocks that no number near the most divides a page into.
+    let halves = std::iter::successors(most.checked_ilog2(), |bits| bits.checked_sub(1));
     let mut few = (fewest..=most)
         .rev()
-        .chain(as_it_came.filter(|&times| times > 0));
+        .chain(as_it_came.filter(|&times| times > 0))
+        .chain(halves.map(|bits| 1 << bits).filter(|_| kind.may_pad));
     few.find_map(|times| {
         let spec = Spec::Attention(scaled(attention, times, page, kind.may_pad)?);
         suits(&spec, &kind.backends, false).then(|| match spec == **smallest {

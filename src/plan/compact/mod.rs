@@ -66,11 +66,25 @@ pub(super) fn plan(
         _ if whole.layers.is_empty() => reference,
         Err(PlanError::NoAvailableMemory { .. } | PlanError::BackendHeads { .. }) => reference,
         // One table serves all, each layer has its own memory, and only a last block is not filled.
-        _ if spec_of_all(whole).is_some() && !config.choose_block_sizes => reference,
+        _ if spec_of_all(whole).is_some()
+            && !config.choose_block_sizes
+            && !is_refused(&reference) =>
+        {
+            reference
+        }
         _ => {
             let as_it_counts = fitted_as_it_counts(job, whole, as_reference);
             searched(job, whole, config, reference, as_it_counts)
         }
+    }
+}
+
+/// Whether kernels refuse what the reference makes of layers that one table serves: no kernel block suits
+/// all of them, or one that does not begin where some want it.
+fn is_refused(reference: &Result<Plan, PlanError>) -> bool {
+    match reference {
+        Ok(plan) => !contract::holds(plan),
+        Err(error) => matches!(error, PlanError::KernelBlock { .. }),
     }
 }
 
@@ -149,16 +163,19 @@ fn searched(
         return reference;
     };
     let mut layouts = Vec::new();
-    if spec_of_all(whole).is_some() {
+    let has_one_table = spec_of_all(whole).is_some();
+    if has_one_table && config.choose_block_sizes {
         layouts.extend(in_smallest_blocks(whole, &kinds));
-    } else {
+    }
+    if !has_one_table || is_refused(&reference) {
         let pool = Pool::of(job, &kinds, config);
         let mut found = Best::new(&pool, &lengths, floor.as_ref());
         look_at_all(&mut found, whole, &kinds, config);
-        if !found.has_looked() {
+        if !found.has_looked() && layouts.is_empty() {
             // What the reference says of too little memory has the numbers that an engine needs.
             let none = |error| match error {
                 PlanError::NotEnoughMemory { .. } | PlanError::AutoFitImpossible { .. } => error,
+                _ if has_one_table => error,
                 _ => pages::none_fits(&kinds),
             };
             return reference.map_err(none);
@@ -281,6 +298,8 @@ fn better_error(known: PlanError, other: PlanError) -> PlanError {
         PlanError::AutoFitImpossible { .. } | PlanError::ZeroBlocks { .. } => (3, 0),
         PlanError::IndexTooNarrow { allowed, .. } => (2, *allowed),
         PlanError::NoAvailableMemory { .. } => (1, 0),
+        // Of a number that the engine gave: what the reference says of the layers is no matter here.
+        PlanError::TooManyBlocks { .. } | PlanError::Overflow { .. } => (1, 0),
         _ => (0, 0),
     };
     match nearness(&other) > nearness(&known) {

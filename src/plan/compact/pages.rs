@@ -1,5 +1,6 @@
 //! Page sizes that are worth a look, where all layers' pages are equally large.
 
+use super::contract::{kernel_step, suits};
 use super::cost::Lengths;
 use super::effort;
 use super::kinds::Kind;
@@ -20,10 +21,11 @@ const LARGEST_FACTOR: u64 = 4;
 /// bytes fill.
 pub(super) fn worth_a_look(kinds: &[Kind<'_>], lengths: &Lengths) -> Vec<u64> {
     let least = least_page(kinds);
-    let Some(exact) = exact_step(kinds) else {
+    let Some(step) = page_step(kinds) else {
         return Vec::new();
     };
-    let largest = least.saturating_mul(LARGEST_FACTOR).max(exact);
+    let even = even_page(kinds, least, step);
+    let largest = least.saturating_mul(LARGEST_FACTOR).max(step);
     let most_pages = effort::pages(kinds);
     let mut filled = vec![least];
     for kind in heaviest_first(kinds) {
@@ -42,17 +44,13 @@ pub(super) fn worth_a_look(kinds: &[Kind<'_>], lengths: &Lengths) -> Vec<u64> {
         filled.extend(fewer_blocks(kind, lengths, least..=largest));
         filled.extend(as_long_as_states(kind, kinds));
     }
-    let steps = [exact, granule(kinds)];
-    let mut pages: Vec<u64> = filled
+    // One at least is never too large: what the least page is rounded up to.
+    let rounded = filled
         .into_iter()
-        .filter_map(|page| {
-            let page = round_up("a page", page, steps[0]).ok()?;
-            match page.is_multiple_of(steps[1]) {
-                true => Some(page),
-                false => round_up("a page", page, lcm("a page", steps[0], steps[1]).ok()?).ok(),
-            }
-        })
-        .filter(|&page| page <= largest || page < least.saturating_add(exact.saturating_mul(2)))
+        .filter_map(|page| round_up("a page", page, step).ok());
+    let mut pages: Vec<u64> = rounded
+        .filter(|&page| page <= largest || page < least.saturating_add(step.saturating_mul(2)))
+        .chain(even)
         .collect();
     pages.sort_unstable();
     pages.dedup();
@@ -134,12 +132,36 @@ fn least_page(kinds: &[Kind<'_>]) -> u64 {
     pages.max().unwrap_or(1).max(1)
 }
 
-/// Every page is a multiple of those that must be filled without padding; `None` where that is no
-/// size of a page.
-fn exact_step(kinds: &[Kind<'_>]) -> Option<u64> {
-    let rigid = kinds.iter().filter(|kind| !kind.may_pad);
-    let mut pages = rigid.map(|kind| kind.smallest.page().padded.max(1));
-    pages.try_fold(1, |step, page| lcm("a page", step, page).ok())
+/// What every page is a multiple of: the pages that must be filled without padding, and what elements and
+/// alignments of all layers go with. `None` where that is no size of a page.
+fn page_step(kinds: &[Kind<'_>]) -> Option<u64> {
+    let mut rigid = kinds.iter().filter(|kind| !kind.may_pad);
+    rigid.try_fold(granule(kinds), |step, kind| {
+        lcm("a page", step, exact_page(kind)?).ok()
+    })
+}
+
+/// A page that splits evenly into the kernel blocks of each kind's smallest block, where pages that other
+/// kinds fill may not.
+fn even_page(kinds: &[Kind<'_>], least: u64, step: u64) -> Option<u64> {
+    let step = kinds.iter().try_fold(step, |step, kind| {
+        lcm("a page", step, kernel_step(&kind.smallest, &kind.backends)).ok()
+    });
+    round_up("a page", least, step?).ok()
+}
+
+/// The smallest page that is filled without padding. Where kernels do not read the padding that an
+/// alignment demands of one block, it holds several that need none.
+fn exact_page(kind: &Kind<'_>) -> Option<u64> {
+    let page = kind.smallest.page();
+    let attention = kind.smallest.as_attention();
+    let alignment = attention.and_then(|attention| attention.fields().alignment);
+    match alignment {
+        Some(alignment) if !suits(&kind.smallest, &kind.backends, false) => {
+            lcm("a page", page.unpadded, alignment).ok()
+        }
+        _ => Some(page.padded.max(1)),
+    }
 }
 
 /// What every page is a multiple of so that elements and alignments of all layers go with it.

@@ -826,3 +826,41 @@ fn one_table_gets_small_blocks_if_they_are_open() {
         }
     }
 }
+
+/// Where layers can be planned but a number cannot be met, the error is of the number.
+#[test]
+fn numbers_that_are_too_large_are_named() {
+    let window = attention(AttentionFields {
+        sliding_window: Some(16),
+        ..fields(AttentionKind::SlidingWindowMla, 16, 16)
+    });
+    let layers = model([window, full(16, 16)].map(strided));
+    let with = |reserved_blocks, num_blocks_override| PlanConfig {
+        reserved_blocks,
+        num_blocks_override,
+        ..compact(1000)
+    };
+    plan_one(&layers, 1 << 20, &with(1, None)).unwrap();
+    for (config, kind) in [
+        (with(1 << 62, None), "overflow"),
+        (with(1, Some(1 << 31)), "too_many_blocks"),
+    ] {
+        let error = plan_one(&layers, 1 << 20, &config).unwrap_err();
+        assert_eq!(error.kind(), kind, "{error}");
+    }
+}
+
+/// Padding keeps blocks aligned that would not be without it, also those of a layer alone.
+#[test]
+fn padding_that_aligns_blocks_is_seen() {
+    let contract = Contract {
+        alignment: 512,
+        ..Preset::FlashAttentionNhd.contract().unwrap()
+    };
+    let mut layers = Model::new();
+    let backend = Arc::new(Backend::new(contract).unwrap());
+    let spec = padded(full(16, 7), 512);
+    layers.add("l0", spec, Some(backend), 1).unwrap();
+    let own = plan_one(&Arc::new(layers), 1 << 20, &compact(1000)).unwrap();
+    assert_eq!(pages(&own), [(16, 512)]);
+}
