@@ -90,6 +90,10 @@
 #define KVPAGES_VERSION_MINOR 1
 #define KVPAGES_VERSION_PATCH 0
 
+/* Of dlpack.h, which this header does not need: it may be included before or after. */
+struct DLManagedTensorVersioned;
+struct DLManagedTensor;
+
 /** Marks what the library exports. */
 #ifndef KVPAGES_API
 #  if defined(__GNUC__)
@@ -196,6 +200,12 @@
  * flag, and is shared in another way (cuIpcGetMemHandle).
  */
 #define KVPAGES_CUDA_MEMORY_SHAREABLE 4
+
+/**
+ * Flag of kvpages_cache_export_dlpack(): sets DLPACK_FLAG_BITMASK_READ_ONLY, by
+ * which a consumer must not write.
+ */
+#define KVPAGES_DLPACK_READ_ONLY 1
 
 /**
  * No window: every range is kept.
@@ -5002,6 +5012,80 @@ KVPAGES_API
 KVPAGES_MUST_USE
 kvpages_status kvpages_view_audit(const struct kvpages_view *view,
                                   struct kvpages_view_report *out);
+
+/**
+ * A view of a layer as a tensor of DLPack 1.1, whose structs dlpack.h of that
+ * project defines; it may be included before or after this header. Nothing is
+ * copied: the tensor has the view's bytes, shape and strides. Its data is the
+ * first element and its byte_offset 0, since some consumers forget to add that. A
+ * view without elements has NULL. The device is kDLCPU for memory of the host,
+ * pinned or not, and kDLCUDA with the device's number. Types are those of the
+ * same names, and KVPAGES_DTYPE_F4_E2M1X2 is kDLFloat4_e2m1fn with 4 bits and 2
+ * lanes.
+ *
+ * The tensor keeps the cache's memory, also when the cache is destroyed first,
+ * and does not keep blocks from going when the cache shrinks. Like the view, it
+ * describes all blocks of the plan: those without memory must not be touched. It
+ * does not wait for work on a stream, which the caller and the consumer agree on.
+ *
+ * @param cache     Borrowed. Not NULL.
+ * @param layer     Less than kvpages_cache_num_layers().
+ * @param view      Less than kvpages_cache_num_views(): 0, or which state.
+ * @param flags     KVPAGES_DLPACK_* flags.
+ * @param[out] out  Owned by the caller, or by the consumer that it is handed to:
+ *                  its deleter, or kvpages_dlpack_destroy(), is called once, on any
+ *                  thread. The last one of a destroyed cache gives the memory back
+ *                  as kvpages_cache_destroy() does. NULL on failure.
+ * @retval KVPAGES_STATUS_NOT_FOUND  There is no such layer or view.
+ * @retval KVPAGES_STATUS_INVALID_ARGUMENT  A flag is unknown ("unknown_value").
+ * @retval KVPAGES_STATUS_OUT_OF_HOST_MEMORY  There is no room for the description.
+ * @note Cost: two allocations on the host; no lock.
+ */
+KVPAGES_API
+KVPAGES_MUST_USE
+kvpages_status kvpages_cache_export_dlpack(const struct kvpages_cache *cache,
+                                           size_t layer,
+                                           size_t view,
+                                           uint32_t flags,
+                                           struct DLManagedTensorVersioned **out);
+
+/**
+ * As kvpages_cache_export_dlpack(), for consumers that do not know the structs of
+ * DLPack 1.0: PyTorch before 2.8, and others. Such a tensor has no flags, so a
+ * consumer may write to it.
+ *
+ * @param cache     Borrowed. Not NULL.
+ * @param layer     Less than kvpages_cache_num_layers().
+ * @param view      Less than kvpages_cache_num_views(): 0, or which state.
+ * @param[out] out  Owned by the caller, or by the consumer that it is handed to:
+ *                  its deleter, or kvpages_dlpack_destroy_unversioned(), is called
+ *                  once, on any thread. NULL on failure.
+ * @retval KVPAGES_STATUS_NOT_FOUND  There is no such layer or view.
+ * @retval KVPAGES_STATUS_OUT_OF_HOST_MEMORY  There is no room for the description.
+ * @note Cost: two allocations on the host; no lock.
+ */
+KVPAGES_API
+KVPAGES_MUST_USE
+kvpages_status kvpages_cache_export_dlpack_unversioned(const struct kvpages_cache *cache,
+                                                       size_t layer,
+                                                       size_t view,
+                                                       struct DLManagedTensor **out);
+
+/**
+ * Calls a tensor's deleter, for who has no dlpack.h. NULL is a no-op.
+ *
+ * @param tensor  Not used any more. Whoever made it, its deleter must not throw.
+ */
+KVPAGES_API
+void kvpages_dlpack_destroy(struct DLManagedTensorVersioned *tensor);
+
+/**
+ * As kvpages_dlpack_destroy().
+ *
+ * @param tensor  Not used any more. Whoever made it, its deleter must not throw.
+ */
+KVPAGES_API
+void kvpages_dlpack_destroy_unversioned(struct DLManagedTensor *tensor);
 
 /**
  * The index of a layer by the numbers in its dotted name: of

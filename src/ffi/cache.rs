@@ -16,6 +16,7 @@ use super::status::{Failure, kvpages_status};
 use super::types::kvpages_tensor;
 use super::view::{kvpages_view_report, report};
 use crate::cache::{Blueprint, Cache, LayerViews, bind_order};
+use crate::memory::Allocation;
 use crate::view::View;
 
 /// The memory of one worker's layers, and a view of it for each layer.
@@ -726,6 +727,21 @@ impl CacheHandle {
             .get(layer)
             .zip(self.starts.get(layer.saturating_add(1)));
         range.map_or(&[], |(&start, &end)| &self.tensors[start..end])
+    }
+
+    /// A view, and the allocation that it is in.
+    pub(super) fn memory_of(
+        &self,
+        layer: usize,
+        view: usize,
+    ) -> Result<(&View, &Allocation), Failure> {
+        let (found, view) = self.found(layer, view)?;
+        let allocation = self.cache.allocations().get(found.allocation);
+        let allocation = allocation.ok_or_else(|| {
+            let name = self.blueprint().name(found);
+            Failure::internal(format!("a bug in kvpages: layer {name} has no allocation"))
+        })?;
+        Ok((view, allocation))
     }
 
     fn found(&self, layer: usize, view: usize) -> Result<(&LayerViews, &View), Failure> {

@@ -1,0 +1,126 @@
+//! Header section: DLPack.
+
+use std::any::Any;
+use std::sync::Arc;
+
+use super::cache::kvpages_cache;
+use super::guard::guard_or;
+use super::handle;
+use super::input;
+use super::status::kvpages_status;
+// The names that dlpack.h has for them, which the header declares and does not define.
+use crate::dlpack::{
+    self, ManagedUnversioned as DLManagedTensor, ManagedVersioned as DLManagedTensorVersioned,
+};
+
+/// Flag of kvpages_cache_export_dlpack(): sets DLPACK_FLAG_BITMASK_READ_ONLY, by
+/// which a consumer must not write.
+pub const KVPAGES_DLPACK_READ_ONLY: u32 = 1;
+
+/// A view of a layer as a tensor of DLPack 1.1, whose structs dlpack.h of that
+/// project defines; it may be included before or after this header. Nothing is
+/// copied: the tensor has the view's bytes, shape and strides. Its data is the
+/// first element and its byte_offset 0, since some consumers forget to add that. A
+/// view without elements has NULL. The device is kDLCPU for memory of the host,
+/// pinned or not, and kDLCUDA with the device's number. Types are those of the
+/// same names, and KVPAGES_DTYPE_F4_E2M1X2 is kDLFloat4_e2m1fn with 4 bits and 2
+/// lanes.
+///
+/// The tensor keeps the cache's memory, also when the cache is destroyed first,
+/// and does not keep blocks from going when the cache shrinks. Like the view, it
+/// describes all blocks of the plan: those without memory must not be touched. It
+/// does not wait for work on a stream, which the caller and the consumer agree on.
+///
+/// @param cache     Borrowed. Not NULL.
+/// @param layer     Less than kvpages_cache_num_layers().
+/// @param view      Less than kvpages_cache_num_views(): 0, or which state.
+/// @param flags     KVPAGES_DLPACK_* flags.
+/// @param[out] out  Owned by the caller, or by the consumer that it is handed to:
+///                  its deleter, or kvpages_dlpack_destroy(), is called once, on any
+///                  thread. The last one of a destroyed cache gives the memory back
+///                  as kvpages_cache_destroy() does. NULL on failure.
+/// @retval KVPAGES_STATUS_NOT_FOUND  There is no such layer or view.
+/// @retval KVPAGES_STATUS_INVALID_ARGUMENT  A flag is unknown ("unknown_value").
+/// @retval KVPAGES_STATUS_OUT_OF_HOST_MEMORY  There is no room for the description.
+/// @note Cost: two allocations on the host; no lock.
+#[must_use]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvpages_cache_export_dlpack(
+    cache: *const kvpages_cache,
+    layer: usize,
+    view: usize,
+    flags: u32,
+    out: *mut *mut DLManagedTensorVersioned,
+) -> kvpages_status {
+    // SAFETY: the caller's contract.
+    unsafe {
+        handle::read(cache, input::cleared(out, "out"), |handle, out| {
+            let flags = input::known_bits(flags, KVPAGES_DLPACK_READ_ONLY, "flags")?;
+            let (view, allocation) = handle.memory_of(layer, view)?;
+            let keeper = Arc::clone(handle.cache()) as Arc<dyn Any + Send + Sync>;
+            let read_only = flags & KVPAGES_DLPACK_READ_ONLY != 0;
+            *out = dlpack::export(view, allocation, keeper, read_only)?;
+            Ok(())
+        })
+    }
+}
+
+/// As kvpages_cache_export_dlpack(), for consumers that do not know the structs of
+/// DLPack 1.0: PyTorch before 2.8, and others. Such a tensor has no flags, so a
+/// consumer may write to it.
+///
+/// @param cache     Borrowed. Not NULL.
+/// @param layer     Less than kvpages_cache_num_layers().
+/// @param view      Less than kvpages_cache_num_views(): 0, or which state.
+/// @param[out] out  Owned by the caller, or by the consumer that it is handed to:
+///                  its deleter, or kvpages_dlpack_destroy_unversioned(), is called
+///                  once, on any thread. NULL on failure.
+/// @retval KVPAGES_STATUS_NOT_FOUND  There is no such layer or view.
+/// @retval KVPAGES_STATUS_OUT_OF_HOST_MEMORY  There is no room for the description.
+/// @note Cost: two allocations on the host; no lock.
+#[must_use]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvpages_cache_export_dlpack_unversioned(
+    cache: *const kvpages_cache,
+    layer: usize,
+    view: usize,
+    out: *mut *mut DLManagedTensor,
+) -> kvpages_status {
+    // SAFETY: the caller's contract.
+    unsafe {
+        handle::read(cache, input::cleared(out, "out"), |handle, out| {
+            let (view, allocation) = handle.memory_of(layer, view)?;
+            let keeper = Arc::clone(handle.cache()) as Arc<dyn Any + Send + Sync>;
+            *out = dlpack::export_unversioned(view, allocation, keeper)?;
+            Ok(())
+        })
+    }
+}
+
+/// Calls a tensor's deleter, for who has no dlpack.h. NULL is a no-op.
+///
+/// @param tensor  Not used any more. Whoever made it, its deleter must not throw.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvpages_dlpack_destroy(tensor: *mut DLManagedTensorVersioned) {
+    guard_or((), || {
+        // SAFETY: the caller's contract.
+        if let Some(deleter) = unsafe { tensor.as_ref() }.and_then(|tensor| tensor.deleter) {
+            // SAFETY: the caller's contract.
+            unsafe { deleter(tensor) };
+        }
+    });
+}
+
+/// As kvpages_dlpack_destroy().
+///
+/// @param tensor  Not used any more. Whoever made it, its deleter must not throw.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvpages_dlpack_destroy_unversioned(tensor: *mut DLManagedTensor) {
+    guard_or((), || {
+        // SAFETY: the caller's contract.
+        if let Some(deleter) = unsafe { tensor.as_ref() }.and_then(|tensor| tensor.deleter) {
+            // SAFETY: the caller's contract.
+            unsafe { deleter(tensor) };
+        }
+    });
+}
