@@ -40,7 +40,7 @@ Plan hybrid(std::uint64_t num_blocks) {
     share(m, "attn.2", "attn.0", backend(kv_first));
     Parts parts;
     parts.num_blocks = num_blocks;
-    parts.groups = {{{"attn.0", "attn.1"}, 0}, {{"mamba"}, 0}};
+    parts.groups = {{{"attn.0", "attn.1", "attn.2"}, 0}, {{"mamba"}, 0}};
     parts.tensors = {{num_blocks * 1024, {"attn.0", "mamba"}, 0, 0},
                      {num_blocks * 1024, {"attn.1"}, 0, 0}};
     return plan_from(m, parts);
