@@ -139,6 +139,20 @@ TEST(Dlpack, QuantisedLayersAreTheirBytes) {
     }
 }
 
+// dlpack.h demands NULL of a tensor without elements.
+TEST(Dlpack, WithoutBlocksThereIsNoData) {
+    const Model m = model();
+    add(m, "layer", full(16, 2, 8), backend(packed_nhd));
+    Parts parts;
+    parts.groups = {{{"layer"}, 0}};
+    parts.tensors = {{0, {"layer"}, 0, 0}};
+    const Cache c = cache(plan_from(m, parts));
+    const DlpackTensor tensor = dlpack(c, 0);
+    EXPECT_EQ(tensor->dl_tensor.data, nullptr);
+    EXPECT_EQ(tensor->dl_tensor.shape[0], 0);
+    EXPECT_EQ(unversioned_dlpack(c, 0)->dl_tensor.data, nullptr);
+}
+
 TEST(Dlpack, AFailedExportLeavesNull) {
     const World world;
     const kvpages_cache* const c = world.allocated.get();

@@ -2001,8 +2001,9 @@ typedef struct kvpages_device {
 
 /**
  * An engine's allocator. The functions are called on the threads that create and
- * destroy caches, so by several at once when several do. They must not throw, and
- * must not call kvpages with the same memory or cache.
+ * destroy caches and what was made from them (kvpages_ops, tensors of DLPack), so
+ * by several at once when several do. They must not throw, and must not call
+ * kvpages with the same memory or cache.
  */
 typedef struct kvpages_memory_callbacks {
     /**
@@ -2010,8 +2011,8 @@ typedef struct kvpages_memory_callbacks {
      */
     size_t struct_size;
     /**
-     * Handed to both functions. Kept until the memory and all caches in it are
-     * destroyed.
+     * Handed to both functions. Kept until the memory, all caches in it and what was
+     * made from them are destroyed.
      */
     void *user;
     /**
@@ -4620,8 +4621,9 @@ kvpages_status kvpages_memory_create_external(const struct kvpages_memory_callba
  * that is in use. The library zeroes what it takes. Creating and destroying caches
  * in it takes a lock.
  *
- * @param data      Kept until the memory and all caches in it are destroyed; the
- *                  host can read and write it, and nothing else uses it. Not NULL.
+ * @param data      Kept until the memory, all caches in it and what was made from
+ *                  them are destroyed; the host can read and write it, and nothing
+ *                  else uses it. Not NULL.
  * @param bytes     Its bytes.
  * @param[out] out  Owned by the caller: kvpages_memory_destroy(). NULL on
  *                  failure.
@@ -4638,8 +4640,9 @@ kvpages_status kvpages_memory_create_adopted(void *data,
  *
  * @param device    Where the buffer is. Copied; its context is Kept as the buffer
  *                  is. Not NULL.
- * @param data      A device pointer. Kept until the memory and all caches in it are
- *                  destroyed; nothing else uses the buffer. Not NULL.
+ * @param data      A device pointer. Kept until the memory, all caches in it and
+ *                  what was made from them are destroyed; nothing else uses the
+ *                  buffer. Not NULL.
  * @param bytes     Its bytes.
  * @param[out] out  Owned by the caller: kvpages_memory_destroy(). NULL on
  *                  failure.
@@ -4721,7 +4724,7 @@ kvpages_status kvpages_cache_create(const struct kvpages_plan *plan,
 
 /**
  * Destroys a cache and gives its memory back, or once what was made from it is
- * destroyed too (kvpages_ops). NULL is a no-op.
+ * destroyed too (kvpages_ops, tensors of DLPack). NULL is a no-op.
  *
  * Nothing that runs on a device uses the memory any more. When the cache is in
  * virtual CUDA memory, no stream of its context is being captured into a graph: the
@@ -4740,8 +4743,9 @@ void kvpages_cache_destroy(struct kvpages_cache *cache);
  * Which blocks are handed out is the caller's to decide, and a kernel that follows
  * a table to a block without memory faults.
  *
- * Nothing that runs on a device uses the blocks that go, and no other call uses
- * the cache or its operations. Shrinking on a device waits for all work of the
+ * Nothing that runs on a device uses the blocks that go, no other call uses the
+ * cache or its operations, and nobody touches these blocks through a tensor of
+ * DLPack, which describes them still. Shrinking on a device waits for all work of the
  * context, of which no stream may be in the course of a capture. Memory comes and goes in pieces, for each run of
  * blocks (keys and values may lie apart): whole pages or device granules, and no
  * more than about one 256th of an allocation. When growing fails, all is as
@@ -5034,8 +5038,9 @@ kvpages_status kvpages_view_audit(const struct kvpages_view *view,
  * @param flags     KVPAGES_DLPACK_* flags.
  * @param[out] out  Owned by the caller, or by the consumer that it is handed to:
  *                  its deleter, or kvpages_dlpack_destroy(), is called once, on any
- *                  thread. The last one of a destroyed cache gives the memory back
- *                  as kvpages_cache_destroy() does. NULL on failure.
+ *                  thread. The last one of a destroyed cache gives the memory back,
+ *                  with all that kvpages_cache_destroy() says of that. NULL on
+ *                  failure.
  * @retval KVPAGES_STATUS_NOT_FOUND  There is no such layer or view.
  * @retval KVPAGES_STATUS_INVALID_ARGUMENT  A flag is unknown ("unknown_value").
  * @retval KVPAGES_STATUS_OUT_OF_HOST_MEMORY  There is no room for the description.

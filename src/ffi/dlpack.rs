@@ -37,8 +37,9 @@ pub const KVPAGES_DLPACK_READ_ONLY: u32 = 1;
 /// @param flags     KVPAGES_DLPACK_* flags.
 /// @param[out] out  Owned by the caller, or by the consumer that it is handed to:
 ///                  its deleter, or kvpages_dlpack_destroy(), is called once, on any
-///                  thread. The last one of a destroyed cache gives the memory back
-///                  as kvpages_cache_destroy() does. NULL on failure.
+///                  thread. The last one of a destroyed cache gives the memory back,
+///                  with all that kvpages_cache_destroy() says of that. NULL on
+///                  failure.
 /// @retval KVPAGES_STATUS_NOT_FOUND  There is no such layer or view.
 /// @retval KVPAGES_STATUS_INVALID_ARGUMENT  A flag is unknown ("unknown_value").
 /// @retval KVPAGES_STATUS_OUT_OF_HOST_MEMORY  There is no room for the description.
@@ -123,4 +124,53 @@ pub unsafe extern "C" fn kvpages_dlpack_destroy_unversioned(tensor: *mut DLManag
             unsafe { deleter(tensor) };
         }
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::Preset;
+    use crate::dtype::Dtype;
+    use crate::memory::{Host, Memory};
+    use crate::spec::{Attention, AttentionFields};
+    use crate::view::{Pages, View, attention_view};
+
+    fn view_of(num_blocks: u64) -> View {
+        let spec = Attention::new(AttentionFields::full(16, 2, 8, Dtype::F16)).unwrap();
+        let backend = Preset::FlashAttentionNhd.backend().unwrap();
+        let pages = Pages {
+            num_blocks,
+            page_bytes: 1024,
+            step_bytes: 1024,
+            offset_bytes: 512,
+            allocation_bytes: 512 + 1024 * num_blocks,
+            page_by_page: true,
+        };
+        attention_view(&spec, &backend, 16, &pages).unwrap()
+    }
+
+    /// What dlpack.h demands of a tensor without elements.
+    #[test]
+    fn a_tensor_has_data_exactly_when_it_has_elements() {
+        for num_blocks in [0, 1] {
+            let allocation = Host.allocate(2048, 256).unwrap();
+            let start = allocation.data().as_ptr();
+            let keeper: Arc<dyn Any + Send + Sync> = Arc::new(());
+            let view = view_of(num_blocks);
+            let tensor = dlpack::export(&view, &allocation, Arc::clone(&keeper), false).unwrap();
+            assert_eq!(Arc::strong_count(&keeper), 2);
+            // SAFETY: the tensor was just made, and is given back once, at the end.
+            unsafe {
+                let found = &(*tensor).dl_tensor;
+                let shape = std::slice::from_raw_parts(found.shape, found.ndim as usize);
+                assert_eq!(shape, view.shape());
+                match num_blocks {
+                    0 => assert!(found.data.is_null()),
+                    _ => assert_eq!(found.data, start.add(512).cast()),
+                }
+                kvpages_dlpack_destroy(tensor);
+            }
+            assert_eq!(Arc::strong_count(&keeper), 1);
+        }
+    }
 }
