@@ -67,7 +67,7 @@ pub unsafe extern "C" fn kvpages_cache_export_dlpack(
 }
 
 /// As kvpages_cache_export_dlpack(), for consumers that do not know the structs of
-/// DLPack 1.0: PyTorch before 2.8, and others. Such a tensor has no flags, so a
+/// DLPack 1.0, such as PyTorch 2.7 and JAX 0.8. Such a tensor has no flags, so a
 /// consumer may write to it.
 ///
 /// @param cache     Borrowed. Not NULL.
