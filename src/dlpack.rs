@@ -81,7 +81,7 @@ pub struct Tensor {
     pub shape: *mut i64,
     /// Elements from one index of a dimension to the next.
     pub strides: *mut i64,
-    /// Bytes from `data` to the first element. Always 0, see [`tensor`].
+    /// Bytes from `data` to the first element: always 0 here.
     pub byte_offset: u64,
 }
 
