@@ -1,8 +1,10 @@
-// Every element of every layout, written through its view and looked for in raw memory.
+// Every element of every layout, written through its view's tensor of DLPack and looked for in raw
+// memory.
 #include "support/api.h"
 #include "support/axes.h"
 #include "support/bytes.h"
 #include "support/descriptors.h"
+#include "support/dlpack.h"
 #include "support/expected.h"
 #include "support/failure.h"
 
@@ -124,6 +126,7 @@ void write(const Cache& cache, const Plan& plan, const Writer& writer, bool has_
                               scales_at_end);
     const std::size_t number = find(cache, writer.name);
     const kvpages_tensor tensor = view(cache, number);
+    const DlpackTensor exported = dlpack(cache, number);
     const kvpages_view_report proven = report(cache, number);
     ASSERT_EQ(shape(tensor), layer.layout.shape(layer.sizes));
     ASSERT_EQ(kvpages_dtype_bytes(tensor.dtype), layer.element_bytes);
@@ -133,13 +136,15 @@ void write(const Cache& cache, const Plan& plan, const Writer& writer, bool has_
         if (!chosen(layer.block(at), layer.pages.group)) {
             return;
         }
-        unsigned char* through_view = element(tensor, layer.layout.index(at, layer.sizes));
+        const std::vector<std::int64_t> index = layer.layout.index(at, layer.sizes);
+        unsigned char* through_tensor = element(exported->dl_tensor, index);
+        ASSERT_EQ(through_tensor, element(tensor, index));
         const Place place =
-            image.allocations().place(through_view, static_cast<std::size_t>(layer.element_bytes));
+            image.allocations().place(through_tensor, static_cast<std::size_t>(layer.element_bytes));
         const std::size_t start = layer.byte(at);
         ASSERT_EQ(place.allocation, proven.allocation);
         ASSERT_EQ(place.offset, start);
-        value_of(number, at, layer.element_bytes, through_view);
+        value_of(number, at, layer.element_bytes, through_tensor);
         value_of(number, at, layer.element_bytes, bytes.data() + start);
         // The block owns the byte, in the page or in one of its runs.
         const auto block = static_cast<std::uint64_t>(layer.block(at));
@@ -167,6 +172,7 @@ void write_state(const Cache& cache, const Plan& plan, const std::string& name,
     std::uint64_t state_offset = 0;
     for (std::size_t state = 0; state < kvpages_cache_num_views(cache.get(), number); ++state) {
         const kvpages_tensor tensor = view(cache, number, state);
+        const DlpackTensor exported = dlpack(cache, number, state);
         const std::uint64_t element_bytes = kvpages_dtype_bytes(tensor.dtype);
         std::vector<unsigned char>& bytes = image[report(cache, number, state).allocation];
         std::uint64_t elements = 1;
@@ -180,14 +186,15 @@ void write_state(const Cache& cache, const Plan& plan, const std::string& name,
             if (!chosen(static_cast<std::int64_t>(block), pages.group)) {
                 return;
             }
-            unsigned char* through_view = element(tensor, index);
+            unsigned char* through_tensor = element(exported->dl_tensor, index);
+            ASSERT_EQ(through_tensor, element(tensor, index));
             const std::size_t start = pages.offset + block * pages.step + state_offset +
                                       (linear % elements) * element_bytes;
-            const Place place = image.allocations().place(through_view, element_bytes);
+            const Place place = image.allocations().place(through_tensor, element_bytes);
             ASSERT_EQ(place.offset, start);
             const AxisValues at{static_cast<std::int64_t>(linear), static_cast<std::int64_t>(state),
                                 0, 0, 0};
-            value_of(number, at, element_bytes, through_view);
+            value_of(number, at, element_bytes, through_tensor);
             value_of(number, at, element_bytes, bytes.data() + start);
         });
         state_offset += elements * element_bytes;
@@ -198,6 +205,7 @@ void write_state(const Cache& cache, const Plan& plan, const std::string& name,
 void check_alone(const Plan& plan, const Writer& writer, bool scales_at_end = false) {
     const Cache c = cache(plan);
     expect_descriptor_of_views(c);
+    expect_dlpack_of_views(c);
     expect_reshards_to_itself(c);
     Image image(c);
     write(c, plan, writer, false, scales_at_end, every_block, image);
@@ -397,6 +405,7 @@ TEST(Bytes, LayersOfSeveralGroupsInOneTensor) {
             const Plan p = plan_from(m, parts);
             const Cache c = cache(p);
             expect_descriptor_of_views(c);
+            expect_dlpack_of_views(c);
             expect_reshards_to_itself(c);
             Image image(c);
             // A block belongs to one group at a time.
@@ -452,6 +461,7 @@ TEST(Bytes, PackedSlots) {
             const Plan p = plan_from(m, parts);
             const Cache c = cache(p);
             expect_descriptor_of_views(c);
+            expect_dlpack_of_views(c);
             expect_reshards_to_itself(c);
             ASSERT_EQ(kvpages_cache_num_allocations(c.get()), 1u);
             Image image(c);
@@ -494,6 +504,7 @@ TEST(Bytes, StatesBesideAttention) {
                 EXPECT_EQ(worker_info(p).needs_zeroing, 1u);
                 const Cache c = cache(p);
                 expect_descriptor_of_views(c);
+                expect_dlpack_of_views(c);
                 expect_reshards_to_itself(c);
                 Image image(c);
                 const Chosen turns = [](std::int64_t block, std::size_t group) {
@@ -617,6 +628,7 @@ TEST(Bytes, ReportedStepsAreThoseOfTheBytes) {
         const Plan p = plan_of_blocks(m, 3);
         const Cache c = cache(p);
         expect_descriptor_of_views(c);
+        expect_dlpack_of_views(c);
         expect_reshards_to_itself(c);
         const ExpectedLayer wanted(pages_of(p, "layer"), AxisLayout(layout.layout, layout.order),
                                    false);

@@ -514,6 +514,19 @@ TEST(HostileNull, MemoryCachesAndBinding) {
              return Outcome{kvpages_cache_get_view(nullptr, 0, 0, &out), out.is_zero()};
          }},
         {"get_view: out", [&] { return Outcome{kvpages_cache_get_view(c, 0, 0, nullptr)}; }},
+        {"export_dlpack: cache", [&] {
+             Out<DLManagedTensorVersioned*> out;
+             return Outcome{kvpages_cache_export_dlpack(nullptr, 0, 0, 0, &out), out.is_zero()};
+         }},
+        {"export_dlpack: out",
+         [&] { return Outcome{kvpages_cache_export_dlpack(c, 0, 0, 0, nullptr)}; }},
+        {"export_dlpack_unversioned: cache", [&] {
+             Out<DLManagedTensor*> out;
+             return Outcome{kvpages_cache_export_dlpack_unversioned(nullptr, 0, 0, &out),
+                            out.is_zero()};
+         }},
+        {"export_dlpack_unversioned: out",
+         [&] { return Outcome{kvpages_cache_export_dlpack_unversioned(c, 0, 0, nullptr)}; }},
         {"get_report: cache", [&] {
              Info<kvpages_view_report> out;
              return Outcome{kvpages_cache_get_report(nullptr, 0, 0, &out), out.is_zero()};
@@ -1704,6 +1717,12 @@ TEST(HostileValues, ThingsThatAreNotThere) {
         EXPECT_TRUE(view.is_zero());
         EXPECT_TRUE(fails(kvpages_cache_get_view(c, 0, far, &view), KVPAGES_STATUS_NOT_FOUND,
                           "not_found", {number}));
+        Out<DLManagedTensorVersioned*> exported;
+        EXPECT_TRUE(fails(kvpages_cache_export_dlpack(c, far, 0, 0, &exported),
+                          KVPAGES_STATUS_NOT_FOUND, "not_found", {number}));
+        EXPECT_TRUE(exported.is_zero());
+        EXPECT_TRUE(fails(kvpages_cache_export_dlpack(c, 0, far, 0, &exported),
+                          KVPAGES_STATUS_NOT_FOUND, "not_found", {number}));
         Info<kvpages_view_report> report;
         EXPECT_TRUE(fails(kvpages_cache_get_report(c, far, 0, &report), KVPAGES_STATUS_NOT_FOUND,
                           "not_found", {number}));
@@ -1920,6 +1939,10 @@ TEST(HostileValues, MisalignedPointers) {
                                    at(static_cast<kvpages_tensor*>(nullptr))));
     refused(kvpages_cache_get_axes(w.allocated.get(), 0,
                                    at(static_cast<kvpages_view_axes*>(nullptr))));
+    refused(kvpages_cache_export_dlpack(w.allocated.get(), 0, 0, 0,
+                                        at(static_cast<DLManagedTensorVersioned**>(nullptr))));
+    refused(kvpages_cache_export_dlpack_unversioned(
+        w.allocated.get(), 0, 0, at(static_cast<DLManagedTensor**>(nullptr))));
     refused(kvpages_model_create(at(static_cast<kvpages_model**>(nullptr))));
     Info<kvpages_view_report> report;
     refused(kvpages_view_audit(at(static_cast<kvpages_view*>(nullptr)), &report));

@@ -47,6 +47,7 @@
 //! | [`memory`] | where bytes come from: host, the engine's allocator, an adopted buffer |
 //! | [`view`] | shape and stride algebra, and the proof |
 //! | [`descriptor`] | a cache as plain data: read and written, addresses, resharding |
+//! | [`dlpack`] | views as tensors of DLPack, which keep their memory |
 //! | [`ops`] | zero, copy, write and gather over views |
 //! | [`cache`] | plan and memory together; binding order, regions |
 //! | [`ffi`] | the C ABI, one file for each section of the header |
@@ -56,6 +57,7 @@ pub mod backend;
 pub mod cache;
 pub mod cuda;
 pub mod descriptor;
+pub mod dlpack;
 pub mod dtype;
 pub mod ffi;
 mod kernels;

@@ -1,9 +1,9 @@
 //! The import table, enforced: a module names only the modules on its line.
 //!
 //! Two halves stay apart this way. The pure half (spec, backend, model, plan, attention) never sees
-//! memory; the memory half (memory, view, ops, tables) never sees policy. They meet in cache and in
-//! ffi. The memory half calls kernels, the bodies that devices run too. Only cuda talks to the CUDA
-//! driver.
+//! memory; the memory half (memory, view, ops, tables, dlpack) never sees policy. They meet in cache
+//! and in ffi. The memory half calls kernels, the bodies that devices run too. Only cuda talks to the
+//! CUDA driver.
 
 use std::{fs, path::Path};
 
@@ -25,6 +25,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("memory", &["num", "cuda"]),
     ("view", &["num", "dtype", "spec", "backend"]),
     ("descriptor", &["num", "dtype", "view"]),
+    ("dlpack", &["dtype", "memory", "view"]),
     (
         "ops",
         &[
@@ -65,6 +66,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
             "memory",
             "view",
             "descriptor",
+            "dlpack",
             "cache",
             "attention",
             "tables",

@@ -90,6 +90,10 @@
 #define KVPAGES_VERSION_MINOR 1
 #define KVPAGES_VERSION_PATCH 0
 
+/* Of dlpack.h, which this header does not need: it may be included before or after. */
+struct DLManagedTensorVersioned;
+struct DLManagedTensor;
+
 /** Marks what the library exports. */
 #ifndef KVPAGES_API
 #  if defined(__GNUC__)
@@ -196,6 +200,12 @@
  * flag, and is shared in another way (cuIpcGetMemHandle).
  */
 #define KVPAGES_CUDA_MEMORY_SHAREABLE 4
+
+/**
+ * Flag of kvpages_cache_export_dlpack(): sets DLPACK_FLAG_BITMASK_READ_ONLY, by
+ * which a consumer must not write.
+ */
+#define KVPAGES_DLPACK_READ_ONLY 1
 
 /**
  * No window: every range is kept.
@@ -1992,8 +2002,9 @@ typedef struct kvpages_device {
 
 /**
  * An engine's allocator. The functions are called on the threads that create and
- * destroy caches, so by several at once when several do. They must not throw, and
- * must not call kvpages with the same memory or cache.
+ * destroy caches and what was made from them (kvpages_ops, tensors of DLPack), so
+ * by several at once when several do. They must not throw, and must not call
+ * kvpages with the same memory or cache.
  */
 typedef struct kvpages_memory_callbacks {
     /**
@@ -2001,8 +2012,8 @@ typedef struct kvpages_memory_callbacks {
      */
     size_t struct_size;
     /**
-     * Handed to both functions. Kept until the memory and all caches in it are
-     * destroyed.
+     * Handed to both functions. Kept until the memory, all caches in it and what was
+     * made from them are destroyed.
      */
     void *user;
     /**
@@ -4612,8 +4623,9 @@ kvpages_status kvpages_memory_create_external(const struct kvpages_memory_callba
  * that is in use. The library zeroes what it takes. Creating and destroying caches
  * in it takes a lock.
  *
- * @param data      Kept until the memory and all caches in it are destroyed; the
- *                  host can read and write it, and nothing else uses it. Not NULL.
+ * @param data      Kept until the memory, all caches in it and what was made from
+ *                  them are destroyed; the host can read and write it, and nothing
+ *                  else uses it. Not NULL.
  * @param bytes     Its bytes.
  * @param[out] out  Owned by the caller: kvpages_memory_destroy(). NULL on
  *                  failure.
@@ -4630,8 +4642,9 @@ kvpages_status kvpages_memory_create_adopted(void *data,
  *
  * @param device    Where the buffer is. Copied; its context is Kept as the buffer
  *                  is. Not NULL.
- * @param data      A device pointer. Kept until the memory and all caches in it are
- *                  destroyed; nothing else uses the buffer. Not NULL.
+ * @param data      A device pointer. Kept until the memory, all caches in it and
+ *                  what was made from them are destroyed; nothing else uses the
+ *                  buffer. Not NULL.
  * @param bytes     Its bytes.
  * @param[out] out  Owned by the caller: kvpages_memory_destroy(). NULL on
  *                  failure.
@@ -4713,7 +4726,7 @@ kvpages_status kvpages_cache_create(const struct kvpages_plan *plan,
 
 /**
  * Destroys a cache and gives its memory back, or once what was made from it is
- * destroyed too (kvpages_ops). NULL is a no-op.
+ * destroyed too (kvpages_ops, tensors of DLPack). NULL is a no-op.
  *
  * Nothing that runs on a device uses the memory any more. When the cache is in
  * virtual CUDA memory, no stream of its context is being captured into a graph: the
@@ -4732,8 +4745,9 @@ void kvpages_cache_destroy(struct kvpages_cache *cache);
  * Which blocks are handed out is the caller's to decide, and a kernel that follows
  * a table to a block without memory faults.
  *
- * Nothing that runs on a device uses the blocks that go, and no other call uses
- * the cache or its operations. Shrinking on a device waits for all work of the
+ * Nothing that runs on a device uses the blocks that go, no other call uses the
+ * cache or its operations, and nobody touches these blocks through a tensor of
+ * DLPack, which describes them still. Shrinking on a device waits for all work of the
  * context, of which no stream may be in the course of a capture. Memory comes and goes in pieces, for each run of
  * blocks (keys and values may lie apart): whole pages or device granules, and no
  * more than about one 256th of an allocation. When growing fails, all is as
@@ -5004,6 +5018,81 @@ KVPAGES_API
 KVPAGES_MUST_USE
 kvpages_status kvpages_view_audit(const struct kvpages_view *view,
                                   struct kvpages_view_report *out);
+
+/**
+ * A view of a layer as a tensor of DLPack 1.1, whose structs dlpack.h of that
+ * project defines; it may be included before or after this header. Nothing is
+ * copied: the tensor has the view's bytes, shape and strides. Its data is the
+ * first element and its byte_offset 0, since some consumers forget to add that. A
+ * view without elements has NULL. The device is kDLCPU for memory of the host,
+ * pinned or not, and kDLCUDA with the device's number. Types are those of the
+ * same names, and KVPAGES_DTYPE_F4_E2M1X2 is kDLFloat4_e2m1fn with 4 bits and 2
+ * lanes.
+ *
+ * The tensor keeps the cache's memory, also when the cache is destroyed first,
+ * and does not keep blocks from going when the cache shrinks. Like the view, it
+ * describes all blocks of the plan: those without memory must not be touched. It
+ * does not wait for work on a stream, which the caller and the consumer agree on.
+ *
+ * @param cache     Borrowed. Not NULL.
+ * @param layer     Less than kvpages_cache_num_layers().
+ * @param view      Less than kvpages_cache_num_views(): 0, or which state.
+ * @param flags     KVPAGES_DLPACK_* flags.
+ * @param[out] out  Owned by the caller, or by the consumer that it is handed to:
+ *                  its deleter, or kvpages_dlpack_destroy(), is called once, on any
+ *                  thread. The last one of a destroyed cache gives the memory back,
+ *                  with all that kvpages_cache_destroy() says of that. NULL on
+ *                  failure.
+ * @retval KVPAGES_STATUS_NOT_FOUND  There is no such layer or view.
+ * @retval KVPAGES_STATUS_INVALID_ARGUMENT  A flag is unknown ("unknown_value").
+ * @retval KVPAGES_STATUS_OUT_OF_HOST_MEMORY  There is no room for the description.
+ * @note Cost: two allocations on the host; no lock.
+ */
+KVPAGES_API
+KVPAGES_MUST_USE
+kvpages_status kvpages_cache_export_dlpack(const struct kvpages_cache *cache,
+                                           size_t layer,
+                                           size_t view,
+                                           uint32_t flags,
+                                           struct DLManagedTensorVersioned **out);
+
+/**
+ * As kvpages_cache_export_dlpack(), for consumers that do not know the structs of
+ * DLPack 1.0, such as PyTorch 2.7 and JAX 0.8. Such a tensor has no flags, so a
+ * consumer may write to it.
+ *
+ * @param cache     Borrowed. Not NULL.
+ * @param layer     Less than kvpages_cache_num_layers().
+ * @param view      Less than kvpages_cache_num_views(): 0, or which state.
+ * @param[out] out  Owned by the caller, or by the consumer that it is handed to:
+ *                  its deleter, or kvpages_dlpack_destroy_unversioned(), is called
+ *                  once, on any thread. NULL on failure.
+ * @retval KVPAGES_STATUS_NOT_FOUND  There is no such layer or view.
+ * @retval KVPAGES_STATUS_OUT_OF_HOST_MEMORY  There is no room for the description.
+ * @note Cost: two allocations on the host; no lock.
+ */
+KVPAGES_API
+KVPAGES_MUST_USE
+kvpages_status kvpages_cache_export_dlpack_unversioned(const struct kvpages_cache *cache,
+                                                       size_t layer,
+                                                       size_t view,
+                                                       struct DLManagedTensor **out);
+
+/**
+ * Calls a tensor's deleter, for who has no dlpack.h. NULL is a no-op.
+ *
+ * @param tensor  Not used any more. Whoever made it, its deleter must not throw.
+ */
+KVPAGES_API
+void kvpages_dlpack_destroy(struct DLManagedTensorVersioned *tensor);
+
+/**
+ * As kvpages_dlpack_destroy().
+ *
+ * @param tensor  Not used any more. Whoever made it, its deleter must not throw.
+ */
+KVPAGES_API
+void kvpages_dlpack_destroy_unversioned(struct DLManagedTensor *tensor);
 
 /**
  * The index of a layer by the numbers in its dotted name: of

@@ -979,6 +979,16 @@ struct DescriptorConfig {
     }
 };
 
+/// What a consumer of a tensor may do with it.
+enum class Access { read_write, read_only };
+
+/// A tensor of DLPack, whose deleter is called when this goes. release() hands it to a consumer. The
+/// struct is that of dlpack.h, to be included before or after this header.
+using DlpackTensor = detail::Owned<::DLManagedTensorVersioned, kvpages_dlpack_destroy>;
+/// The same for consumers that do not know DLPack 1.0.
+using UnversionedDlpackTensor =
+    detail::Owned<::DLManagedTensor, kvpages_dlpack_destroy_unversioned>;
+
 /// The memory of one worker's layers, and a view of it for each layer.
 class Cache {
 public:
@@ -1047,6 +1057,30 @@ public:
 
     Tensor view(const std::string& name, std::size_t state = 0) const {
         return view(find(name), state);
+    }
+
+    /// A view as a tensor of DLPack, which keeps the cache's memory, also when the cache goes first.
+    DlpackTensor to_dlpack(std::size_t layer, std::size_t state = 0,
+                           Access access = Access::read_write) const {
+        const std::uint32_t flags = access == Access::read_only ? KVPAGES_DLPACK_READ_ONLY : 0;
+        ::DLManagedTensorVersioned* raw = nullptr;
+        check(kvpages_cache_export_dlpack(get(), layer, state, flags, &raw));
+        return DlpackTensor(raw);
+    }
+    DlpackTensor to_dlpack(const std::string& name, std::size_t state = 0,
+                           Access access = Access::read_write) const {
+        return to_dlpack(find(name), state, access);
+    }
+
+    /// The same for consumers that do not know DLPack 1.0. They may write.
+    UnversionedDlpackTensor to_unversioned_dlpack(std::size_t layer, std::size_t state = 0) const {
+        ::DLManagedTensor* raw = nullptr;
+        check(kvpages_cache_export_dlpack_unversioned(get(), layer, state, &raw));
+        return UnversionedDlpackTensor(raw);
+    }
+    UnversionedDlpackTensor to_unversioned_dlpack(const std::string& name,
+                                                  std::size_t state = 0) const {
+        return to_unversioned_dlpack(find(name), state);
     }
 
     /// What a layer is: its group, its sizes, whose pages it reads.

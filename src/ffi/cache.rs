@@ -16,6 +16,7 @@ use super::status::{Failure, kvpages_status};
 use super::types::kvpages_tensor;
 use super::view::{kvpages_view_report, report};
 use crate::cache::{Blueprint, Cache, LayerViews, bind_order};
+use crate::memory::Allocation;
 use crate::view::View;
 
 /// The memory of one worker's layers, and a view of it for each layer.
@@ -201,7 +202,7 @@ pub unsafe extern "C" fn kvpages_cache_create(
 }
 
 /// Destroys a cache and gives its memory back, or once what was made from it is
-/// destroyed too (kvpages_ops). NULL is a no-op.
+/// destroyed too (kvpages_ops, tensors of DLPack). NULL is a no-op.
 ///
 /// Nothing that runs on a device uses the memory any more. When the cache is in
 /// virtual CUDA memory, no stream of its context is being captured into a graph: the
@@ -221,8 +222,9 @@ pub unsafe extern "C" fn kvpages_cache_destroy(cache: *mut kvpages_cache) {
 /// Which blocks are handed out is the caller's to decide, and a kernel that follows
 /// a table to a block without memory faults.
 ///
-/// Nothing that runs on a device uses the blocks that go, and no other call uses
-/// the cache or its operations. Shrinking on a device waits for all work of the
+/// Nothing that runs on a device uses the blocks that go, no other call uses the
+/// cache or its operations, and nobody touches these blocks through a tensor of
+/// DLPack, which describes them still. Shrinking on a device waits for all work of the
 /// context, of which no stream may be in the course of a capture. Memory comes and goes in pieces, for each run of
 /// blocks (keys and values may lie apart): whole pages or device granules, and no
 /// more than about one 256th of an allocation. When growing fails, all is as
@@ -726,6 +728,21 @@ impl CacheHandle {
             .get(layer)
             .zip(self.starts.get(layer.saturating_add(1)));
         range.map_or(&[], |(&start, &end)| &self.tensors[start..end])
+    }
+
+    /// A view, and the allocation that it is in.
+    pub(super) fn memory_of(
+        &self,
+        layer: usize,
+        view: usize,
+    ) -> Result<(&View, &Allocation), Failure> {
+        let (found, view) = self.found(layer, view)?;
+        let allocation = self.cache.allocations().get(found.allocation);
+        let allocation = allocation.ok_or_else(|| {
+            let name = self.blueprint().name(found);
+            Failure::internal(format!("a bug in kvpages: layer {name} has no allocation"))
+        })?;
+        Ok((view, allocation))
     }
 
     fn found(&self, layer: usize, view: usize) -> Result<(&LayerViews, &View), Failure> {

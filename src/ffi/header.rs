@@ -18,6 +18,7 @@ const SOURCES: &[&str] = &[
     "memory",
     "cache",
     "view",
+    "dlpack",
     "bind",
     "attention",
     "metadata",

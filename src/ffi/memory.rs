@@ -48,15 +48,16 @@ pub type kvpages_release_fn =
     Option<unsafe extern "C" fn(user: *mut c_void, data: *mut c_void, bytes: usize)>;
 
 /// An engine's allocator. The functions are called on the threads that create and
-/// destroy caches, so by several at once when several do. They must not throw, and
-/// must not call kvpages with the same memory or cache.
+/// destroy caches and what was made from them (kvpages_ops, tensors of DLPack), so
+/// by several at once when several do. They must not throw, and must not call
+/// kvpages with the same memory or cache.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct kvpages_memory_callbacks {
     /// sizeof(kvpages_memory_callbacks) as the caller compiled it.
     pub struct_size: usize,
-    /// Handed to both functions. Kept until the memory and all caches in it are
-    /// destroyed.
+    /// Handed to both functions. Kept until the memory, all caches in it and what was
+    /// made from them are destroyed.
     pub user: *mut c_void,
     /// Takes memory. Not NULL.
     pub allocate: kvpages_allocate_fn,
@@ -163,8 +164,9 @@ pub unsafe extern "C" fn kvpages_memory_create_external(
 /// that is in use. The library zeroes what it takes. Creating and destroying caches
 /// in it takes a lock.
 ///
-/// @param data      Kept until the memory and all caches in it are destroyed; the
-///                  host can read and write it, and nothing else uses it. Not NULL.
+/// @param data      Kept until the memory, all caches in it and what was made from
+///                  them are destroyed; the host can read and write it, and nothing
+///                  else uses it. Not NULL.
 /// @param bytes     Its bytes.
 /// @param[out] out  Owned by the caller: kvpages_memory_destroy(). NULL on
 ///                  failure.
@@ -190,8 +192,9 @@ pub unsafe extern "C" fn kvpages_memory_create_adopted(
 ///
 /// @param device    Where the buffer is. Copied; its context is Kept as the buffer
 ///                  is. Not NULL.
-/// @param data      A device pointer. Kept until the memory and all caches in it are
-///                  destroyed; nothing else uses the buffer. Not NULL.
+/// @param data      A device pointer. Kept until the memory, all caches in it and
+///                  what was made from them are destroyed; nothing else uses the
+///                  buffer. Not NULL.
 /// @param bytes     Its bytes.
 /// @param[out] out  Owned by the caller: kvpages_memory_destroy(). NULL on
 ///                  failure.

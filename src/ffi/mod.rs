@@ -22,6 +22,7 @@ pub mod bind;
 pub mod cache;
 pub mod descriptor;
 pub mod device;
+pub mod dlpack;
 pub mod memory;
 pub mod metadata;
 pub mod model;

@@ -7,6 +7,7 @@ use crate::backend::{BackendError, KernelBlockError, LayoutError, PresetError};
 use crate::cache::{BindError, BlueprintError, CacheError, DescribeError};
 use crate::cuda::CudaError;
 use crate::descriptor::{DescriptorError, ReshardError};
+use crate::dlpack::NoMemory;
 use crate::memory::MemoryError;
 use crate::model::{ModelError, SharingError};
 use crate::num::Overflow;
@@ -522,6 +523,12 @@ impl From<StridedError> for Failure {
             _ => kvpages_status::InvalidArgument,
         };
         Failure::new(status, error.kind(), error)
+    }
+}
+
+impl From<NoMemory> for Failure {
+    fn from(error: NoMemory) -> Failure {
+        Failure::out_of_host_memory(error.to_string())
     }
 }
 
