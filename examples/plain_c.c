@@ -2,9 +2,9 @@
  *
  *   plain_c        prints what it does, and ends with 0 when all of it was as it should be
  *
- * Three layers: full attention, a sliding window, and one that reads the first one's pages. Their rows are
- * written with one call and gathered with another, and looked at through a view. Three calls are made to
- * fail, as an engine's would: the program reads the numbers and goes on. */
+ * Three layers: full attention, a sliding window, and one that reads the first one's pages. Their
+ * rows are written with one call and gathered with another, and looked at through a view. Three
+ * calls are made to fail, as an engine's would: the program reads the numbers and goes on. */
 #include <kvpages/kvpages.h>
 
 #include <stdbool.h>
@@ -16,23 +16,24 @@
 enum { HEADS = 2, HEAD_SIZE = 64, BLOCK_SIZE = 16, TOKENS = 5, ROW = HEADS * HEAD_SIZE };
 
 /* What an engine that cannot go on does. */
-static void must(kvpages_status status, const char *what) {
+static void must(kvpages_status status, const char* what) {
     if (status == KVPAGES_STATUS_OK) return;
     fprintf(stderr, "%s failed: %s (%s)\n%s\n", what, kvpages_status_name(status),
             kvpages_last_error_kind(), kvpages_last_error_message());
     exit(1);
 }
 
-static void require(bool holds, const char *what) {
+static void require(bool holds, const char* what) {
     if (holds) return;
     fprintf(stderr, "not as it should be: %s\n", what);
     exit(1);
 }
 
-/* --- layers ------------------------------------------------------------------------------------ */
+/* --- layers ------------------------------------------------------------------------------------
+ */
 
-static void add_layer(kvpages_model *model, const char *name, const kvpages_spec *spec,
-                      const char *shares_with, const kvpages_backend *backend) {
+static void add_layer(kvpages_model* model, const char* name, const kvpages_spec* spec,
+                      const char* shares_with, const kvpages_backend* backend) {
     kvpages_layer layer = KVPAGES_LAYER_INIT;
     layer.name = name;
     layer.spec = spec;
@@ -42,8 +43,8 @@ static void add_layer(kvpages_model *model, const char *name, const kvpages_spec
 }
 
 /* The model keeps the backend, so nobody else has to. */
-static kvpages_model *make_model(void) {
-    kvpages_backend *backend = NULL;
+static kvpages_model* make_model(void) {
+    kvpages_backend* backend = NULL;
     must(kvpages_backend_create_preset(KVPAGES_PRESET_FLASH_ATTENTION_NHD, &backend), "backend");
 
     kvpages_spec full = KVPAGES_SPEC_INIT;
@@ -56,7 +57,7 @@ static kvpages_model *make_model(void) {
     sliding.kind = KVPAGES_SPEC_KIND_SLIDING_WINDOW;
     sliding.sliding_window = 32;
 
-    kvpages_model *model = NULL;
+    kvpages_model* model = NULL;
     must(kvpages_model_create(&model), "model");
     add_layer(model, "layers.0.attn", &full, NULL, backend);
     add_layer(model, "layers.1.attn", &sliding, NULL, backend);
@@ -65,20 +66,22 @@ static kvpages_model *make_model(void) {
     return model;
 }
 
-/* --- a plan ------------------------------------------------------------------------------------ */
+/* --- a plan ------------------------------------------------------------------------------------
+ */
 
 /* Asks for longer sequences than fit, and then for what does. */
-static kvpages_plan *make_plan(const kvpages_model *model) {
+static kvpages_plan* make_plan(const kvpages_model* model) {
     kvpages_plan_config config = KVPAGES_PLAN_CONFIG_INIT;
     config.max_model_len = 4096;
     config.max_tokens_in_flight = 64;
     config.reserved_blocks = 1; /* block 0 is never handed out */
     const kvpages_worker worker = {model, 1 << 20};
     kvpages_shortfall shortfall = KVPAGES_SHORTFALL_INIT;
-    kvpages_plan *plan = NULL;
+    kvpages_plan* plan = NULL;
 
     kvpages_status status = kvpages_plan_create(&config, &worker, 1, &plan, &shortfall);
-    require(status == KVPAGES_STATUS_DOES_NOT_FIT && plan == NULL, "4096 tokens do not fit in 1 MiB");
+    require(status == KVPAGES_STATUS_DOES_NOT_FIT && plan == NULL,
+            "4096 tokens do not fit in 1 MiB");
     printf("4096 tokens need %llu KiB, there are %llu; taking %llu tokens\n",
            (unsigned long long)(shortfall.needed_bytes >> 10),
            (unsigned long long)(shortfall.available_bytes >> 10),
@@ -91,22 +94,23 @@ static kvpages_plan *make_plan(const kvpages_model *model) {
 }
 
 /* A text of the library's is asked for its length, then copied. */
-static char *explanation(const kvpages_plan *plan) {
+static char* explanation(const kvpages_plan* plan) {
     size_t length = 0;
     const kvpages_status asked =
         kvpages_plan_copy_explanation(plan, KVPAGES_TEXT_FORMAT_TEXT, NULL, 0, &length);
     require(asked == KVPAGES_STATUS_BUFFER_TOO_SMALL, "no room for the explanation");
-    char *text = malloc(length + 1);
+    char* text = malloc(length + 1);
     require(text != NULL, "memory for the explanation");
     must(kvpages_plan_copy_explanation(plan, KVPAGES_TEXT_FORMAT_TEXT, text, length + 1, &length),
          "explanation");
     return text;
 }
 
-/* --- a step ------------------------------------------------------------------------------------ */
+/* --- a step ------------------------------------------------------------------------------------
+ */
 
 /* Request 3 starts with five tokens: in group 0 in block 4, in group 1 in block 9. */
-static kvpages_step prepare_step(kvpages_tables *tables, const kvpages_batch *batch) {
+static kvpages_step prepare_step(kvpages_tables* tables, const kvpages_batch* batch) {
     const int32_t first[] = {4}, second[] = {9}, not_there[] = {1 << 30};
     must(kvpages_tables_append(tables, 3, 0, first, 1), "append to group 0");
 
@@ -123,12 +127,12 @@ static kvpages_step prepare_step(kvpages_tables *tables, const kvpages_batch *ba
     return step;
 }
 
-static const int64_t *slots_of(const kvpages_step *step, size_t group) {
-    return (const int64_t *)step->slot_mappings[group].data;
+static const int64_t* slots_of(const kvpages_step* step, size_t group) {
+    return (const int64_t*)step->slot_mappings[group].data;
 }
 
 /* Rows of one layer, without gaps: [tokens, heads, head size]. */
-static kvpages_kv_rows rows_of(size_t layer, const float *keys, const float *values) {
+static kvpages_kv_rows rows_of(size_t layer, const float* keys, const float* values) {
     kvpages_kv_rows rows;
     memset(&rows, 0, sizeof rows);
     rows.layer = layer;
@@ -137,7 +141,7 @@ static kvpages_kv_rows rows_of(size_t layer, const float *keys, const float *val
     return rows;
 }
 
-static void write_rows(const kvpages_ops *ops, const kvpages_kv_rows *rows, const int64_t *slots) {
+static void write_rows(const kvpages_ops* ops, const kvpages_kv_rows* rows, const int64_t* slots) {
     kvpages_kv_write write = KVPAGES_KV_WRITE_INIT;
     write.layers = rows;
     write.num_layers = 1;
@@ -147,8 +151,8 @@ static void write_rows(const kvpages_ops *ops, const kvpages_kv_rows *rows, cons
     must(kvpages_ops_write_kv(ops, &write), "write");
 }
 
-static void gather_rows(const kvpages_ops *ops, size_t layer, const int64_t *slots, float *keys,
-                        float *values) {
+static void gather_rows(const kvpages_ops* ops, size_t layer, const int64_t* slots, float* keys,
+                        float* values) {
     kvpages_kv_rows_out rows;
     memset(&rows, 0, sizeof rows);
     rows.layer = layer;
@@ -164,27 +168,28 @@ static void gather_rows(const kvpages_ops *ops, size_t layer, const int64_t *slo
 }
 
 /* The element of a view: block | head | token | kv*content. */
-static float element(const kvpages_tensor *view, int64_t block, int64_t head, int64_t token,
+static float element(const kvpages_tensor* view, int64_t block, int64_t head, int64_t token,
                      int64_t content) {
-    return ((const float *)view->data)[block * view->strides[0] + head * view->strides[1] +
-                                       token * view->strides[2] + content * view->strides[3]];
+    return ((const float*)view->data)[block * view->strides[0] + head * view->strides[1] +
+                                      token * view->strides[2] + content * view->strides[3]];
 }
 
-static size_t layer_named(const kvpages_cache *cache, const char *name) {
+static size_t layer_named(const kvpages_cache* cache, const char* name) {
     size_t layer = 0;
     must(kvpages_cache_find_layer(cache, name, &layer), name);
     return layer;
 }
 
 /* Writes through the operations, reads with them and through a view. */
-static void check_layer(const kvpages_cache *cache, const kvpages_ops *ops, const kvpages_step *step,
-                        const char *name, const char *reader) {
+static void check_layer(const kvpages_cache* cache, const kvpages_ops* ops,
+                        const kvpages_step* step, const char* name, const char* reader) {
     const size_t layer = layer_named(cache, name), read_from = layer_named(cache, reader);
     kvpages_layer_info info = KVPAGES_LAYER_INFO_INIT;
     must(kvpages_cache_get_layer(cache, layer, &info), "layer");
-    const int64_t *slots = slots_of(step, info.group);
+    const int64_t* slots = slots_of(step, info.group);
 
-    float keys[TOKENS * ROW], values[TOKENS * ROW], read_keys[TOKENS * ROW], read_values[TOKENS * ROW];
+    float keys[TOKENS * ROW], values[TOKENS * ROW], read_keys[TOKENS * ROW],
+        read_values[TOKENS * ROW];
     for (int i = 0; i < TOKENS * ROW; ++i) {
         keys[i] = (float)i;
         values[i] = (float)-i;
@@ -209,29 +214,29 @@ static void check_layer(const kvpages_cache *cache, const kvpages_ops *ops, cons
 
 int main(void) {
     printf("kvpages %s\n", kvpages_version());
-    kvpages_model *model = make_model();
-    kvpages_plan *plan = make_plan(model);
+    kvpages_model* model = make_model();
+    kvpages_plan* plan = make_plan(model);
     kvpages_model_destroy(model); /* the plan has what it needs */
-    char *text = explanation(plan);
+    char* text = explanation(plan);
     printf("%.*s\n", (int)strcspn(text, "\n"), text);
     free(text);
 
-    kvpages_memory *memory = NULL;
+    kvpages_memory* memory = NULL;
     must(kvpages_memory_create_host(&memory), "memory");
     kvpages_cache_config cache_config = KVPAGES_CACHE_CONFIG_INIT;
     cache_config.memory = memory;
-    kvpages_cache *cache = NULL;
+    kvpages_cache* cache = NULL;
     must(kvpages_cache_create(plan, &cache_config, &cache, NULL), "cache");
     kvpages_memory_destroy(memory);
 
     kvpages_tables_config tables_config = KVPAGES_TABLES_CONFIG_INIT;
     tables_config.max_requests = 8;
     tables_config.max_tokens = 64;
-    kvpages_tables *tables = NULL;
+    kvpages_tables* tables = NULL;
     must(kvpages_tables_create_for_plan(plan, 0, &tables_config, &tables), "tables");
     kvpages_ops_config ops_config = KVPAGES_OPS_CONFIG_INIT;
     ops_config.max_concurrency = 1;
-    kvpages_ops *ops = NULL;
+    kvpages_ops* ops = NULL;
     must(kvpages_ops_create(cache, &ops_config, &ops), "ops");
     kvpages_plan_destroy(plan);
 

@@ -20,7 +20,8 @@ kvpages::Cache cache_of(std::uint64_t heads) {
     return kvpages::Cache::allocate(kvpages::Plan::make(model, config), kvpages::Memory::host());
 }
 
-kvpages::Descriptor described(const kvpages::Cache& cache, std::uint64_t rank, std::uint64_t ranks) {
+kvpages::Descriptor described(const kvpages::Cache& cache, std::uint64_t rank,
+                              std::uint64_t ranks) {
     kvpages::DescriptorConfig config;
     config.tensor_parallel_size = ranks;
     config.tensor_parallel_rank = rank;
@@ -41,7 +42,8 @@ int main() {
     const std::array<kvpages_rank_memory, 2> target_memory{{{&memory[1], 1}, {&memory[2], 1}}};
     const std::uint64_t group = 0;
     const std::int32_t source_block = 3, target_block = 5;
-    all.view(0).at<std::uint16_t>(source_block, 2, 0, 0) = 0x3f80;  // the third head's first element
+    all.view(0).at<std::uint16_t>(source_block, 2, 0, 0) =
+        0x3f80;  // the third head's first element
 
     // SAMPLE
 

@@ -9,7 +9,8 @@ namespace {
 class KvCache {
 public:
     KvCache(const kvpages::Plan& plan, const kvpages::TablesConfig& config)
-        : tables_(kvpages::Tables::make(plan, config)), attention_(kvpages::Attention::make(plan)) {}
+        : tables_(kvpages::Tables::make(plan, config)),
+          attention_(kvpages::Attention::make(plan)) {}
 
     void begin_step(kvpages::Span<const std::int32_t> rows,
                     kvpages::Span<const std::int32_t> query_start,

@@ -4,7 +4,7 @@
 #include <stdio.h>
 
 int main(void) {
-    kvpages_model *model = NULL;
+    kvpages_model* model = NULL;
     if (kvpages_model_create(&model) != KVPAGES_STATUS_OK) return 1;
 
     /* SAMPLE */

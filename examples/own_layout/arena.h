@@ -26,8 +26,8 @@ public:
     std::size_t free_bytes() const { return bytes_ - used_; }
     std::size_t num_pieces() const { return num_pieces_; }
 
-    /// What kvpages is given: functions of C, which do not throw, and the arena as `user`. The arena
-    /// outlives the caches in it.
+    /// What kvpages is given: functions of C, which do not throw, and the arena as `user`. The
+    /// arena outlives the caches in it.
     kvpages_memory_callbacks callbacks() {
         kvpages_memory_callbacks callbacks = KVPAGES_MEMORY_CALLBACKS_INIT;
         callbacks.user = this;
@@ -43,7 +43,8 @@ private:
                                  void** out_data) noexcept {
         auto* arena = static_cast<Arena*>(user);
         const std::size_t begin = (arena->used_ + alignment - 1) / alignment * alignment;
-        if (alignment > kAlignment || begin > arena->bytes_ || bytes > arena->bytes_ - begin) return 1;
+        if (alignment > kAlignment || begin > arena->bytes_ || bytes > arena->bytes_ - begin)
+            return 1;
         arena->used_ = begin + bytes;
         ++arena->num_pieces_;
         *out_data = arena->data() + begin;

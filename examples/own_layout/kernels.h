@@ -1,5 +1,5 @@
-// The engine's kernels. They know how a page lies: 16 tokens side by side for each element of a head, so
-// that one load brings an element of 16 tokens, one to a lane.
+// The engine's kernels. They know how a page lies: 16 tokens side by side for each element of a
+// head, so that one load brings an element of 16 tokens, one to a lane.
 //
 //   block | kv | head | content | token
 #pragma once
@@ -71,7 +71,8 @@ inline std::vector<float> weights(const Pages& pages, const std::int32_t* table,
         std::array<float, kLanes> sums{};
         for (std::size_t element = 0; element < pages.head_size; ++element) {
             const float* keys = pages.lanes(block, 0, head, element);
-            for (std::size_t lane = 0; lane < kLanes; ++lane) sums[lane] += query[element] * keys[lane];
+            for (std::size_t lane = 0; lane < kLanes; ++lane)
+                sums[lane] += query[element] * keys[lane];
         }
         for (std::size_t lane = 0; lane < kLanes; ++lane) all[begin + lane] = sums[lane] * scale;
     }
@@ -88,8 +89,8 @@ inline std::vector<float> weights(const Pages& pages, const std::int32_t* table,
 }
 
 /// Attention of one query of one head over tokens `first` to `len` - 1 of a request.
-inline void attend(const Pages& pages, const std::int32_t* table, std::size_t first, std::size_t len,
-                   std::size_t head, const float* query, float* out) {
+inline void attend(const Pages& pages, const std::int32_t* table, std::size_t first,
+                   std::size_t len, std::size_t head, const float* query, float* out) {
     const std::vector<float> weight = weights(pages, table, first, len, head, query);
     for (std::size_t element = 0; element < pages.head_size; ++element) {
         float sum = 0;
@@ -97,7 +98,8 @@ inline void attend(const Pages& pages, const std::int32_t* table, std::size_t fi
             const auto block = static_cast<std::size_t>(table[begin / kLanes]);
             const float* values = pages.lanes(block, 1, head, element);
             const std::size_t lanes = std::min(kLanes, len - begin);
-            for (std::size_t lane = 0; lane < lanes; ++lane) sum += weight[begin + lane] * values[lane];
+            for (std::size_t lane = 0; lane < lanes; ++lane)
+                sum += weight[begin + lane] * values[lane];
         }
         out[element] = sum;
     }

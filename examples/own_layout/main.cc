@@ -2,11 +2,11 @@
 //
 //   own_layout     prints what it does, and ends with 0 when all of it was as it should be
 //
-// kvpages has no line for this layout (kernels.h): it is named axes, and the rest follows. The engine stores
-// tokens with its own kernel and looks for them in its raw memory, at addresses that it computes itself; what
-// kvpages writes, its kernels read, and the other way round. Three things go wrong on the way, and the
-// engine handles them: a length that does not fit, an allocator that has less than was planned for, and a
-// request that gets longer than it may.
+// kvpages has no line for this layout (kernels.h): it is named axes, and the rest follows. The
+// engine stores tokens with its own kernel and looks for them in its raw memory, at addresses that
+// it computes itself; what kvpages writes, its kernels read, and the other way round. Three things
+// go wrong on the way, and the engine handles them: a length that does not fit, an allocator that
+// has less than was planned for, and a request that gets longer than it may.
 
 #include "arena.h"
 #include "kernels.h"
@@ -27,7 +27,8 @@ namespace {
 
 constexpr std::size_t kLayers = 4, kHeads = 2, kHeadSize = 32, kRow = kHeads * kHeadSize;
 constexpr std::size_t kWindow = 24, kTokens = 40;
-constexpr std::uint64_t kAskedBlockSize = 24;  // the kernels do not take it: a plan makes more of it
+constexpr std::uint64_t kAskedBlockSize =
+    24;  // the kernels do not take it: a plan makes more of it
 
 void require(bool holds, const char* what) {
     if (!holds) throw std::runtime_error(std::string("not as it should be: ") + what);
@@ -47,7 +48,8 @@ kvpages::Model make_model(std::uint64_t block_size) {
     const kvpages::Backend lanes = kernels();
     kvpages::Model model;
     for (std::size_t layer = 0; layer < kLayers; ++layer) {
-        model.add("layers." + std::to_string(layer) + ".attn", is_sliding(layer) ? sliding : full, lanes);
+        model.add("layers." + std::to_string(layer) + ".attn", is_sliding(layer) ? sliding : full,
+                  lanes);
     }
     return model;
 }
@@ -90,7 +92,8 @@ Served serve_from(Arena& arena, std::int64_t memory_bytes) {
     return serve_from(arena, static_cast<std::int64_t>(arena.free_bytes()));
 }
 
-/// Keys and values of all tokens of a layer, as a model would compute them: [tokens, heads, head size].
+/// Keys and values of all tokens of a layer, as a model would compute them: [tokens, heads, head
+/// size].
 struct Rows {
     std::vector<float> keys = std::vector<float>(kTokens * kRow);
     std::vector<float> values = std::vector<float>(kTokens * kRow);
@@ -103,27 +106,30 @@ struct Rows {
     }
 };
 
-/// The address of an element as this engine computes it, from what the layout says and nothing else.
-const float* address(const kvpages::Cache& cache, std::size_t layer, std::int64_t slot, std::size_t kv,
-                     std::size_t head, std::size_t element) {
+/// The address of an element as this engine computes it, from what the layout says and nothing
+/// else.
+const float* address(const kvpages::Cache& cache, std::size_t layer, std::int64_t slot,
+                     std::size_t kv, std::size_t head, std::size_t element) {
     const auto* start = static_cast<const std::byte*>(cache.view(layer).data);
     const std::size_t page = 2 * kHeads * kHeadSize * kLanes * sizeof(float);
     const std::size_t block = static_cast<std::size_t>(slot) / kLanes;
-    const std::size_t in_page =
-        (((kv * kHeads + head) * kHeadSize + element) * kLanes + static_cast<std::size_t>(slot) % kLanes) *
-        sizeof(float);
+    const std::size_t in_page = (((kv * kHeads + head) * kHeadSize + element) * kLanes +
+                                 static_cast<std::size_t>(slot) % kLanes) *
+                                sizeof(float);
     return reinterpret_cast<const float*>(start + block * page + in_page);
 }
 
 /// How many elements of a layer's tokens lie where the engine's own arithmetic has them.
-std::size_t count_in_place(const kvpages::Cache& cache, std::size_t layer, const std::int64_t* slots,
-                           const Rows& rows) {
+std::size_t count_in_place(const kvpages::Cache& cache, std::size_t layer,
+                           const std::int64_t* slots, const Rows& rows) {
     std::size_t in_place = 0;
     for (std::size_t token = 0; token < kTokens; ++token) {
         for (std::size_t i = 0; i < kRow; ++i) {
             const std::size_t head = i / kHeadSize, element = i % kHeadSize;
-            in_place += *address(cache, layer, slots[token], 0, head, element) == rows.keys[token * kRow + i];
-            in_place += *address(cache, layer, slots[token], 1, head, element) == rows.values[token * kRow + i];
+            in_place += *address(cache, layer, slots[token], 0, head, element) ==
+                        rows.keys[token * kRow + i];
+            in_place += *address(cache, layer, slots[token], 1, head, element) ==
+                        rows.values[token * kRow + i];
         }
     }
     return in_place;
@@ -140,7 +146,8 @@ std::size_t count_not_zero(const Arena& arena) {
 }
 
 /// The same attention over memory that is not paged.
-float difference(const Pages& pages, const std::int32_t* table, std::size_t layer, const Rows& rows) {
+float difference(const Pages& pages, const std::int32_t* table, std::size_t layer,
+                 const Rows& rows) {
     const std::size_t first = is_sliding(layer) ? kTokens - kWindow : 0;
     float largest = 0;
     for (std::size_t head = 0; head < kHeads; ++head) {
@@ -152,14 +159,16 @@ float difference(const Pages& pages, const std::int32_t* table, std::size_t laye
         for (std::size_t token = first; token < kTokens; ++token) {
             double product = 0;
             for (std::size_t i = 0; i < kHeadSize; ++i) {
-                product += double{query[i]} * double{rows.keys[token * kRow + head * kHeadSize + i]};
+                product +=
+                    double{query[i]} * double{rows.keys[token * kRow + head * kHeadSize + i]};
             }
             sum += weight[token] = std::exp(product / std::sqrt(double{kHeadSize}));
         }
         for (std::size_t i = 0; i < kHeadSize; ++i) {
             double expected = 0;
             for (std::size_t token = first; token < kTokens; ++token) {
-                expected += weight[token] / sum * double{rows.values[token * kRow + head * kHeadSize + i]};
+                expected +=
+                    weight[token] / sum * double{rows.values[token * kRow + head * kHeadSize + i]};
             }
             largest = std::max(largest, std::fabs(out[i] - static_cast<float>(expected)));
         }
@@ -222,8 +231,8 @@ void run() {
                 store(pages, slots[token], &rows.keys[token * kRow], &rows.values[token * kRow]);
             }
         } else {
-            ops.write(kvpages::kv_rows(layer, rows.keys.data(), rows.values.data()), {slots, kTokens},
-                      kvpages::Dtype::f32);
+            ops.write(kvpages::kv_rows(layer, rows.keys.data(), rows.values.data()),
+                      {slots, kTokens}, kvpages::Dtype::f32);
         }
         require(count_in_place(cache, layer, slots, rows) == elements,
                 "every element is where the engine's own arithmetic has it");
@@ -235,13 +244,14 @@ void run() {
         out.keys = read.keys.data();
         out.values = read.values.data();
         ops.gather({&out, 1}, {slots, kTokens}, kvpages::Dtype::f32);
-        require(read.keys == rows.keys && read.values == rows.values, "kvpages reads the same rows");
+        require(read.keys == rows.keys && read.values == rows.values,
+                "kvpages reads the same rows");
 
         const auto* table = static_cast<const std::int32_t*>(tables.input_table(group).data);
         const float differs = difference(pages, table, layer, rows);
         require(differs < 1e-5f, "attention is that over memory that is not paged");
-        std::printf("layer %zu, group %zu: %zu elements in place, written by %s, read by both\n", layer,
-                    group, elements, by_engine ? "the engine" : "kvpages");
+        std::printf("layer %zu, group %zu: %zu elements in place, written by %s, read by both\n",
+                    layer, group, elements, by_engine ? "the engine" : "kvpages");
     }
     end_when_full(tables);
     std::puts("all as it should be");
@@ -255,8 +265,8 @@ int main() {
         own_layout::run();
         return 0;
     } catch (const kvpages::Error& error) {
-        std::fprintf(stderr, "%s, %s: %s\n", kvpages_status_name(error.status()), error.kind().c_str(),
-                     error.what());
+        std::fprintf(stderr, "%s, %s: %s\n", kvpages_status_name(error.status()),
+                     error.kind().c_str(), error.what());
     } catch (const std::exception& error) {
         std::fprintf(stderr, "%s\n", error.what());
     }
