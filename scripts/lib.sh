@@ -21,7 +21,7 @@ die() {
 has_package() {
     case $1 in
         ninja-build) command -v ninja ;;
-        cmake | pkg-config | g++ | clang | valgrind) command -v "$1" ;;
+        cmake | pkg-config | g++ | clang | valgrind | doxygen) command -v "$1" ;;
         libgtest-dev) has_header gtest/gtest.h ;;
         libbenchmark-dev) has_header benchmark/benchmark.h ;;
         nlohmann-json3-dev) has_header nlohmann/json.hpp ;;

@@ -8,7 +8,7 @@ usage: cpp_tests/consumer/check.sh
 
 Installs kvpages to a temporary prefix, moves that prefix, and builds and runs a small project
 against it: CMake's find_package() and pkg-config, C and C++, shared and static; from DESTDIR;
-and from source with FetchContent. Everything happens in a temporary directory.
+and from source with FetchContent. The examples are built from a copy of their folder, too. Everything happens in a temporary directory.
 HELP
     exit 0
 fi
@@ -76,6 +76,16 @@ readelf -d "$work/dynamic/c_kvpages" | grep "$soname" >/dev/null ||
     fail "kvpages::kvpages ignores BUILD_SHARED_LIBS"
 note "find_package, a project in C alone"
 use_project found-c -DCMAKE_PREFIX_PATH="$work/prefix" -DCONSUMER_CXX=OFF
+
+note "examples, from their folder alone"
+cp -r "$source/examples" "$work/examples"
+cmake -S "$work/examples" -B "$work/examples/build" "${generator[@]}" \
+    -DCMAKE_PREFIX_PATH="$work/prefix" >"$work/log" ||
+    { cat "$work/log" && fail "cannot configure the examples"; }
+cmake --build "$work/examples/build" --parallel >"$work/log" ||
+    { cat "$work/log" && fail "cannot build the examples"; }
+ctest --test-dir "$work/examples/build" -R '^example\.(plain_c|own_layout)$' --no-tests=error \
+    --output-on-failure
 
 note "find_package, versions"
 mkdir "$work/versions"

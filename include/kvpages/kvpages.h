@@ -85,9 +85,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/** Version of this header; kvpages_version() is that of the library. */
+/** Major version of this header; kvpages_version() is that of the library. */
 #define KVPAGES_VERSION_MAJOR 0
+/** Minor version of this header. */
 #define KVPAGES_VERSION_MINOR 1
+/** Patch version of this header. */
 #define KVPAGES_VERSION_PATCH 0
 
 /* Of dlpack.h, which this header does not need: it may be included before or after. */
@@ -3990,6 +3992,8 @@ KVPAGES_API const char *kvpages_version(void);
 /**
  * Number of the binary interface. A program runs with any library of the same
  * number that is not older than the header it was compiled with.
+ *
+ * @return The number; the suffix of the shared library's SONAME.
  */
 KVPAGES_API uint32_t kvpages_abi_version(void);
 
@@ -4040,6 +4044,8 @@ KVPAGES_API const char *kvpages_dtype_name(uint32_t dtype);
  *
  * @param spec  Borrowed. Not NULL.
  * @param[out] out  Filled. Not NULL; struct_size set.
+ * @retval KVPAGES_STATUS_INVALID_ARGUMENT  A field is out of range, is not one of this
+ *         kind of layer, or contradicts another; the message names it.
  */
 KVPAGES_API
 KVPAGES_MUST_USE
@@ -4052,6 +4058,9 @@ kvpages_status kvpages_spec_describe(const struct kvpages_spec *spec,
  * @param spec    Borrowed. Not NULL.
  * @param limits  Borrowed. Not NULL.
  * @param[out] out  Filled. Not NULL; struct_size set.
+ * @retval KVPAGES_STATUS_INVALID_ARGUMENT  The spec, as kvpages_spec_describe() says; or
+ *         a window is shared out to context-parallel ranks (kind
+ *         "dcp_sliding_window").
  */
 KVPAGES_API
 KVPAGES_MUST_USE
@@ -4097,6 +4106,8 @@ kvpages_status kvpages_spec_uniformity(const struct kvpages_spec *const *specs,
  * @param specs      Borrowed. num_specs pointers, none NULL.
  * @param num_specs  At least 1.
  * @param[out] out   Filled. Not NULL; struct_size set.
+ * @retval KVPAGES_STATUS_INVALID_ARGUMENT  A spec, as kvpages_spec_describe() says; or
+ *         there is none.
  */
 KVPAGES_API
 KVPAGES_MUST_USE
@@ -4131,6 +4142,8 @@ kvpages_status kvpages_spec_set_copy_page_sizes(const struct kvpages_spec *const
  * @param limits     Borrowed. Not NULL.
  * @param[out] out   Filled; bytes are those of all layers. Not NULL; struct_size
  *                   set.
+ * @retval KVPAGES_STATUS_INVALID_ARGUMENT  As kvpages_spec_demand(); or there is no
+ *         spec.
  */
 KVPAGES_API
 KVPAGES_MUST_USE
@@ -4146,6 +4159,7 @@ kvpages_status kvpages_spec_set_demand(const struct kvpages_spec *const *specs,
  *
  * @param cache_dtype  Borrowed. Not NULL.
  * @param[out] out     One of KVPAGES_QUANT_MODE_*. Not NULL.
+ * @retval KVPAGES_STATUS_INVALID_ARGUMENT  The string is not UTF-8.
  */
 KVPAGES_API
 KVPAGES_MUST_USE
@@ -4161,6 +4175,7 @@ kvpages_status kvpages_quant_mode_from_cache_dtype(const char *cache_dtype,
  *                        divide it.
  * @param[out] out_heads     Heads on one rank. Not NULL.
  * @param[out] out_replicas  Ranks that store the same head. Not NULL.
+ * @retval KVPAGES_STATUS_INVALID_ARGUMENT  A number is 0, or neither divides the other.
  */
 KVPAGES_API
 KVPAGES_MUST_USE
@@ -4179,6 +4194,7 @@ kvpages_status kvpages_kv_heads_per_rank(uint64_t total_kv_heads,
  * @param lower_bound  The smallest number allowed, and the answer when it is more
  *                     than every value; 0 for 1.
  * @param[out] out     The number. Not NULL.
+ * @retval KVPAGES_STATUS_INVALID_ARGUMENT  There is no value, or one is out of range.
  */
 KVPAGES_API
 KVPAGES_MUST_USE
@@ -4194,6 +4210,8 @@ kvpages_status kvpages_layer_tuple_count(const uint64_t *values,
  *
  * @param config    Borrowed. Not NULL.
  * @param[out] out  Filled. Not NULL; struct_size set.
+ * @retval KVPAGES_STATUS_INVALID_ARGUMENT  A number is 0 that must not be, or the block
+ *         would be larger than 63 bits can say.
  */
 KVPAGES_API
 KVPAGES_MUST_USE
@@ -4206,6 +4224,8 @@ kvpages_status kvpages_hybrid_block_size(const struct kvpages_hybrid_config *con
  * @param config    Copied. Not NULL.
  * @param[out] out  Owned by the caller: kvpages_backend_destroy(). NULL on
  *                  failure.
+ * @retval KVPAGES_STATUS_INVALID_ARGUMENT  The layout cannot be read, or a number
+ *         is out of range; the message has the part or the field.
  */
 KVPAGES_API
 KVPAGES_MUST_USE
@@ -4218,6 +4238,7 @@ kvpages_status kvpages_backend_create(const struct kvpages_backend_config *confi
  * @param preset    One of KVPAGES_PRESET_*.
  * @param[out] out  Owned by the caller: kvpages_backend_destroy(). NULL on
  *                  failure.
+ * @retval KVPAGES_STATUS_INVALID_ARGUMENT  There is no preset of that number.
  */
 KVPAGES_API
 KVPAGES_MUST_USE
@@ -4245,6 +4266,7 @@ const char *kvpages_backend_name(const struct kvpages_backend *backend);
  *
  * @param backend   Borrowed. Not NULL.
  * @param[out] out  Filled. Not NULL; struct_size set.
+ * @return Fails only for NULL and for a struct_size that no version has.
  */
 KVPAGES_API
 KVPAGES_MUST_USE
@@ -4260,6 +4282,8 @@ kvpages_status kvpages_backend_get(const struct kvpages_backend *backend,
  * @param backends      Borrowed. num_backends pointers, none NULL.
  * @param num_backends  May be 0.
  * @param[out] out      Tokens of a kernel block. Not NULL.
+ * @retval KVPAGES_STATUS_INVALID_ARGUMENT  There is no such size (kind
+ *         "no_common_block_size"); the message names what the backends take.
  */
 KVPAGES_API
 KVPAGES_MUST_USE
@@ -4272,6 +4296,7 @@ kvpages_status kvpages_select_kernel_block_size(uint64_t block_size,
  * Creates a model without layers.
  *
  * @param[out] out  Owned by the caller: kvpages_model_destroy(). NULL on failure.
+ * @return Fails only for NULL.
  */
 KVPAGES_API
 KVPAGES_MUST_USE
@@ -4289,6 +4314,8 @@ KVPAGES_API void kvpages_model_destroy(struct kvpages_model *model);
  *
  * @param model  Changed. Not NULL.
  * @param layer  Copied. Not NULL.
+ * @retval KVPAGES_STATUS_INVALID_ARGUMENT  The name is empty or taken, or the spec is
+ *         wrong, as kvpages_spec_describe() says. The model is as it was.
  */
 KVPAGES_API
 KVPAGES_MUST_USE
@@ -4531,6 +4558,9 @@ const char *kvpages_plan_tensor_layer_name(const struct kvpages_plan *plan,
  * @param[out] out_scheduler_block_size  Tokens that a scheduler rounds to. Not
  *                NULL.
  * @param[out] out_hash_block_size  Tokens of one hash. Not NULL.
+ * @retval KVPAGES_STATUS_INVALID_ARGUMENT  cache_block_size is 0, or
+ *                prefix_match_unit does not divide the blocks of a group; the
+ *                message names the group.
  */
 KVPAGES_API
 KVPAGES_MUST_USE
@@ -4599,6 +4629,7 @@ kvpages_status kvpages_device_get_info(uint32_t ordinal,
  *
  * @param[out] out  Owned by the caller: kvpages_memory_destroy(). NULL on
  *                  failure.
+ * @return Fails only for NULL: memory is asked for when a cache is made.
  */
 KVPAGES_API
 KVPAGES_MUST_USE
@@ -4629,6 +4660,7 @@ kvpages_status kvpages_memory_create_external(const struct kvpages_memory_callba
  * @param bytes     Its bytes.
  * @param[out] out  Owned by the caller: kvpages_memory_destroy(). NULL on
  *                  failure.
+ * @retval KVPAGES_STATUS_INVALID_ARGUMENT  The buffer leaves the address space.
  */
 KVPAGES_API
 KVPAGES_MUST_USE
@@ -4800,6 +4832,7 @@ uint64_t kvpages_cache_max_blocks(const struct kvpages_cache *cache);
  * @param cache     Borrowed. Not NULL.
  * @param[out] out  Filled; its context is valid until the cache is destroyed. Not
  *                  NULL.
+ * @return Fails only for NULL.
  */
 KVPAGES_API
 KVPAGES_MUST_USE
@@ -5013,6 +5046,7 @@ kvpages_status kvpages_cache_copy_bound_layers(const struct kvpages_cache *cache
  *
  * @param view      Borrowed. Not NULL.
  * @param[out] out  Filled. Not NULL; struct_size set.
+ * @retval KVPAGES_STATUS_INVALID_ARGUMENT  It cannot be proven; see the kinds above.
  */
 KVPAGES_API
 KVPAGES_MUST_USE
@@ -5104,6 +5138,9 @@ void kvpages_dlpack_destroy_unversioned(struct DLManagedTensor *tensor);
  * @param layer_name             Borrowed. Not NULL.
  * @param num_attention_modules  Attention modules of one layer; 0 for 1.
  * @param[out] out_index         The index. Not NULL.
+ * @retval KVPAGES_STATUS_INVALID_ARGUMENT  The name has no number or too many
+ *         ("layer_index_not_one_integer", "layer_index_too_many_integers"), or
+ *         its module is out of range ("module_index_out_of_range").
  */
 KVPAGES_API
 KVPAGES_MUST_USE
@@ -5122,6 +5159,10 @@ kvpages_status kvpages_layer_index(const char *layer_name,
  *                        context_names which of layer_names it is, SIZE_MAX for
  *                        a layer without a cache. May be NULL when there are
  *                        none.
+ * @retval KVPAGES_STATUS_INVALID_ARGUMENT  A name has no index, as kvpages_layer_index()
+ *         says; two layers get one index though their names say otherwise
+ *         ("layer_index_collision"); or a layer is missing in context_names
+ *         ("forward_context_missing").
  */
 KVPAGES_API
 KVPAGES_MUST_USE
@@ -5164,6 +5205,8 @@ KVPAGES_API void kvpages_attention_destroy(struct kvpages_attention *attention);
 /**
  * What the callback returned that stopped the last call on this thread which
  * returned KVPAGES_STATUS_STOPPED; 0 when there was none.
+ *
+ * @return The callback's own number, not a kvpages_status.
  */
 KVPAGES_API int32_t kvpages_last_callback_code(void);
 
@@ -5269,6 +5312,7 @@ uint32_t kvpages_attention_graph_support(const struct kvpages_attention *attenti
  *
  * @param attention  Changed. Not NULL.
  * @param limit      One of KVPAGES_GRAPH_SUPPORT_*.
+ * @retval KVPAGES_STATUS_INVALID_ARGUMENT  There is no such limit.
  */
 KVPAGES_API
 KVPAGES_MUST_USE
@@ -5361,6 +5405,8 @@ kvpages_status kvpages_multimodal_ranges(const struct kvpages_multimodal_item *i
  * @param kernel_block_size  Tokens of a kernel block, which divide it. 0: those
  *                           of a block.
  * @param[out] out           Entries; 0 on failure. Not NULL.
+ * @retval KVPAGES_STATUS_INVALID_ARGUMENT  A size is 0, or kernel_block_size does not
+ *         divide block_size.
  */
 KVPAGES_API
 KVPAGES_MUST_USE
@@ -5434,6 +5480,7 @@ size_t kvpages_tables_num_groups(const struct kvpages_tables *tables);
  *
  * @param tables    Borrowed. Not NULL.
  * @param[out] out  The device; its context is the tables'. Not NULL.
+ * @return Fails only for NULL.
  */
 KVPAGES_API
 KVPAGES_MUST_USE
@@ -6000,6 +6047,7 @@ kvpages_status kvpages_descriptor_copy_json(const struct kvpages_descriptor *des
  *
  * @param descriptor  Borrowed. Not NULL.
  * @param[out] out    Filled. Not NULL; struct_size set.
+ * @return Fails only for NULL and for a struct_size that no version has.
  */
 KVPAGES_API
 KVPAGES_MUST_USE

@@ -146,17 +146,23 @@ enum class Preset : std::uint32_t {
 class Error : public std::runtime_error {
 public:
     /// The calling thread's last error.
+    /// @param status  What the call returned.
     explicit Error(std::int32_t status)
         : std::runtime_error(kvpages_last_error_message()),
           status_(status),
           kind_(kvpages_last_error_kind()) {}
     /// What this header itself refuses.
+    /// @param status   One of KVPAGES_STATUS_*.
+    /// @param kind     The precise kind.
+    /// @param message  The text.
     Error(std::int32_t status, const std::string& kind, const std::string& message)
         : std::runtime_error(message), status_(status), kind_(kind) {}
 
     /// One of KVPAGES_STATUS_*.
+    /// @return The number; kvpages_status_name() has its name.
     std::int32_t status() const noexcept { return status_; }
     /// The precise kind, such as "not_enough_memory".
+    /// @return A name that stays the same from version to version.
     const std::string& kind() const noexcept { return kind_; }
 
 private:
@@ -166,6 +172,7 @@ private:
 #endif
 
 /// Returns when `status` is OK; otherwise throws the calling thread's last error.
+/// @param status  What a call of kvpages.h returned on this thread, with no other call since.
 inline void check(std::int32_t status) {
     if (status == KVPAGES_STATUS_OK) return;
 #ifdef KVPAGES_NO_EXCEPTIONS
@@ -227,11 +234,17 @@ template <typename T>
 class Span {
 public:
     Span() noexcept = default;
+    /// Some values.
+    /// @param data  The first one; not used when there are none.
+    /// @param size  How many there are.
     Span(T* data, std::size_t size) noexcept : data_(data), size_(size) {}
+    /// All of an array.
+    /// @param array  It must outlive the span.
     template <std::size_t size>
     Span(T (&array)[size]) noexcept : Span(array, size) {}
     /// All of a vector, or what else has data() and size(). Not the contents: they must outlive the
     /// span. A temporary lives as long as the call that it is an argument of.
+    /// @param container  It must outlive the span.
     template <typename Container,
               typename Element = std::remove_pointer_t<decltype(std::declval<Container&>().data())>,
               typename = std::enable_if_t<std::is_convertible_v<Element (*)[], T (*)[]> &&
@@ -239,13 +252,23 @@ public:
                                            std::is_lvalue_reference_v<Container>)>>
     Span(Container&& container) noexcept : Span(container.data(), container.size()) {}
 
+    /// @return The first value; NULL of an empty span that was made of nothing.
     T* data() const noexcept { return data_; }
+    /// @return How many values there are.
     std::size_t size() const noexcept { return size_; }
+    /// @return Whether there are none.
     bool empty() const noexcept { return size_ == 0; }
+    /// A value.
+    /// @param i  Less than size(). Not checked.
+    /// @return The value; it is not this object's.
     T& operator[](std::size_t i) const noexcept { return data_[i]; }
     /// The first `count` values, or all when there are fewer.
+    /// @param count  How many at most.
+    /// @return A span of the same values.
     Span first(std::size_t count) const noexcept { return {data_, count < size_ ? count : size_}; }
+    /// @return The first value, for loops.
     T* begin() const noexcept { return data_; }
+    /// @return Behind the last value, for loops.
     T* end() const noexcept { return data_ + size_; }
 
 private:
@@ -255,9 +278,9 @@ private:
 
 /// An attention layer: what it stores for every token.
 struct AttentionSpec {
-    AttentionKind kind = AttentionKind::full;
-    Dtype dtype = Dtype::bf16;
-    QuantMode quant_mode = QuantMode::none;
+    AttentionKind kind = AttentionKind::full;  ///< what it attends to, and what it stores
+    Dtype dtype = Dtype::bf16;  ///< of what is stored
+    QuantMode quant_mode = QuantMode::none;  ///< how that is quantised
     std::uint64_t block_size = 16;             ///< tokens
     std::uint64_t num_kv_heads = 1;            ///< on one rank
     std::uint64_t head_size = 0;               ///< elements of a key, or of the latent
@@ -272,10 +295,11 @@ struct AttentionSpec {
     std::uint64_t compress_ratio = 1;          ///< latents: tokens that share one slot
     std::string cache_dtype;                   ///< latents; empty: unset
     std::string model_version;                 ///< latents; empty: unset
-    bool non_causal = false;
+    bool non_causal = false;  ///< tokens attend to later ones; without effect on the memory
     bool indexes_kv_by_block_stride = false;   ///< a layer with a backend takes it from there
 
     /// The same for C. Its strings are this struct's.
+    /// @return A struct whose pointers are valid as long as this one is and stays as it is.
     kvpages_spec c_spec() const {
         kvpages_spec spec = KVPAGES_SPEC_INIT;
         spec.kind = static_cast<std::uint32_t>(kind);
@@ -304,13 +328,17 @@ struct AttentionSpec {
 /// A state layer: states that do not grow with the sequence.
 class StateSpec {
 public:
-    StateKind kind = StateKind::mamba2;
-    StateCacheMode cache_mode = StateCacheMode::none;
-    std::uint64_t block_size = 16;             ///< tokens
-    std::uint64_t page_size_padded_bytes = 0;  ///< 0: no padding
+    StateKind kind = StateKind::mamba2;                ///< what computes the states
+    StateCacheMode cache_mode = StateCacheMode::none;  ///< when those of earlier positions are kept
+    std::uint64_t block_size = 16;                     ///< tokens
+    std::uint64_t page_size_padded_bytes = 0;          ///< 0: no padding
+    /// Further states of a request, for speculative tokens.
     std::uint64_t num_speculative_blocks = 0;
 
     /// Adds a state behind the others.
+    /// @param dtype  Type of its elements.
+    /// @param shape  Sizes of its dimensions, outermost first. They lie without gaps.
+    /// @return This object, so that calls can be chained.
     StateSpec& add(Dtype dtype, const std::vector<std::uint64_t>& shape) {
         dtypes_.push_back(static_cast<std::uint32_t>(dtype));
         ndims_.push_back(static_cast<std::uint32_t>(shape.size()));
@@ -319,6 +347,7 @@ public:
     }
 
     /// The same for C. Its arrays are this object's.
+    /// @return A struct whose pointers are valid as long as this object is and stays as it is.
     kvpages_spec c_spec() const {
         kvpages_spec spec = KVPAGES_SPEC_INIT;
         spec.kind = KVPAGES_SPEC_KIND_STATE;
@@ -343,6 +372,9 @@ private:
 };
 
 /// What a layer's page looks like.
+/// @param spec  An AttentionSpec or a StateSpec.
+/// @return Bytes of a page with and without padding, elements of a key and a value.
+/// @throws Error  INVALID_ARGUMENT: a field is wrong; the text names it.
 template <typename Spec>
 kvpages_spec_info describe(const Spec& spec) {
     const kvpages_spec c_spec = spec.c_spec();
@@ -353,11 +385,14 @@ kvpages_spec_info describe(const Spec& spec) {
 
 /// Key-value heads that one tensor-parallel rank stores.
 struct RankHeads {
-    std::uint64_t heads = 0;
+    std::uint64_t heads = 0;     ///< on one rank
     std::uint64_t replicas = 0;  ///< ranks that store the same head
 };
 
 /// Shares key-value heads out over ranks; with fewer heads than ranks each is stored several times.
+/// @param total_kv_heads  Heads of the model, at least 1.
+/// @param num_ranks       Tensor-parallel ranks. They divide the heads, or the heads divide them.
+/// @return Heads on a rank, and how many ranks store each.
 inline RankHeads kv_heads_per_rank(std::uint64_t total_kv_heads, std::uint64_t num_ranks) {
     RankHeads out;
     check(kvpages_kv_heads_per_rank(total_kv_heads, num_ranks, &out.heads, &out.replicas));
@@ -365,6 +400,9 @@ inline RankHeads kv_heads_per_rank(std::uint64_t total_kv_heads, std::uint64_t n
 }
 
 /// How much one request can need of a layer.
+/// @param spec    An AttentionSpec or a StateSpec.
+/// @param limits  The longest request, and what is in flight beside it.
+/// @return Blocks and bytes.
 template <typename Spec>
 kvpages_demand demand(const Spec& spec, const kvpages_limits& limits) {
     const kvpages_spec c_spec = spec.c_spec();
@@ -374,6 +412,8 @@ kvpages_demand demand(const Spec& spec, const kvpages_limits& limits) {
 }
 
 /// The smallest block size whose attention page holds a state page.
+/// @param config  Bytes of both, and what the kernels take.
+/// @return The block size in tokens, and the bytes that state pages are to be padded to.
 inline kvpages_hybrid_block hybrid_block_size(const kvpages_hybrid_config& config) {
     kvpages_hybrid_block out = KVPAGES_HYBRID_BLOCK_INIT;
     check(kvpages_hybrid_block_size(&config, &out));
@@ -381,16 +421,24 @@ inline kvpages_hybrid_block hybrid_block_size(const kvpages_hybrid_config& confi
 }
 
 /// Bytes of one element.
+/// @param dtype  The type.
+/// @return Bytes; of two fp4, which share a byte, 1.
 inline std::uint64_t bytes(Dtype dtype) noexcept {
     return kvpages_dtype_bytes(static_cast<std::uint32_t>(dtype));
 }
 
 /// Name of an element type, such as "bfloat16".
+/// @param dtype  The type.
+/// @return A static string.
 inline const char* name(Dtype dtype) noexcept {
     return kvpages_dtype_name(static_cast<std::uint32_t>(dtype));
 }
 
 /// Proves a view of the engine's own.
+/// @param view  Shape, strides and the allocation that it is in.
+/// @return What is proven: its bytes and its largest offset.
+/// @throws Error  INVALID_ARGUMENT: it leaves its allocation, is not aligned, or two of its indices
+///         may mean one element.
 inline kvpages_view_report audit(const kvpages_view& view) {
     kvpages_view_report out = KVPAGES_VIEW_REPORT_INIT;
     check(kvpages_view_audit(&view, &out));
@@ -398,6 +446,9 @@ inline kvpages_view_report audit(const kvpages_view& view) {
 }
 
 /// The index of a layer by the numbers in its name.
+/// @param layer_name             Such as "model.layers.7.self_attn", whose index is 7.
+/// @param num_attention_modules  Attention modules of one layer.
+/// @return The index.
 inline std::uint64_t layer_index(const std::string& layer_name,
                                  std::uint64_t num_attention_modules = 1) {
     std::uint64_t index = 0;
@@ -407,29 +458,36 @@ inline std::uint64_t layer_index(const std::string& layer_name,
 
 /// What a backend is: kvpages_backend_config with C++ types.
 struct BackendConfig {
-    std::string name;
+    std::string name;  ///< what errors and explanations call it; not empty
     std::string layout;        ///< such as "block | head | token | kv*content"; empty: state layers only
     std::string memory_order;  ///< the same dimensions as they lie in memory; empty: as listed
+    /// The layout of layers of one quantisation mode, where it is another one.
     struct Quantised {
-        QuantMode quant_mode = QuantMode::none;
-        std::string layout;
-        std::string memory_order;
+        QuantMode quant_mode = QuantMode::none;  ///< of these layers
+        std::string layout;                      ///< as BackendConfig::layout
+        std::string memory_order;                ///< as BackendConfig::memory_order
     };
-    std::vector<Quantised> quantised_layouts;
+    std::vector<Quantised> quantised_layouts;  ///< no mode twice
     std::vector<std::uint64_t> kernel_block_sizes;      ///< tokens
     std::vector<std::uint64_t> kernel_block_multiples;  ///< tokens
     std::uint64_t num_kv_heads = 0;                     ///< 0: any
     std::uint64_t alignment_bytes = 0;                  ///< 0: 1
-    std::uint32_t index_bits = 64;
+    std::uint32_t index_bits = 64;  ///< of the offsets kernels compute in elements: 32 or 64
+    /// Kernels are given the step from block to block, so pages may be padded and packed.
     bool follows_block_stride = false;
-    bool needs_equal_kv_widths = false;
-    bool scales_at_page_end = false;
+    bool needs_equal_kv_widths = false;  ///< keys and values are equally wide
+    bool scales_at_page_end = false;     ///< scales lie behind all rows of a page, outside the view
+    /// Which batches can be captured: one of KVPAGES_GRAPH_SUPPORT_*.
     std::uint32_t graph_support = KVPAGES_GRAPH_SUPPORT_NEVER;
 };
 
 /// An attention backend.
+/// Immutable: all calls on it may run concurrently.
 class Backend {
 public:
+    /// Makes a backend of the engine's own. Models that use it keep it alive.
+    /// @param config  Copied.
+    /// @throws Error  INVALID_ARGUMENT: the layout cannot be read, or a number is out of range.
     explicit Backend(const BackendConfig& config) {
         std::vector<kvpages_quantised_layout> quantised;
         for (const BackendConfig::Quantised& entry : config.quantised_layouts) {
@@ -460,21 +518,26 @@ public:
     }
 
     /// A known contract.
+    /// @param preset  Which one; docs/backends.md has their layouts and demands.
+    /// @return The backend.
     static Backend preset(Preset preset) {
         kvpages_backend* raw = nullptr;
         check(kvpages_backend_create_preset(static_cast<std::uint32_t>(preset), &raw));
         return Backend(raw);
     }
 
+    /// @return What errors and explanations call it; a string of the backend's.
     const char* name() const noexcept { return kvpages_backend_name(get()); }
 
     /// What the backend takes and demands.
+    /// @return Kernel block sizes, alignment, index width and the like.
     kvpages_backend_info info() const {
         kvpages_backend_info out = KVPAGES_BACKEND_INFO_INIT;
         check(kvpages_backend_get(get(), &out));
         return out;
     }
 
+    /// @return The C handle, for calls of kvpages.h. It stays this object's.
     const kvpages_backend* get() const noexcept { return handle_.get(); }
 
 private:
@@ -484,6 +547,11 @@ private:
 };
 
 /// The kernel block size that several backends agree on for a block of `block_size` tokens.
+/// @param block_size  Tokens of a block.
+/// @param backends    Borrowed; none NULL.
+/// @return Tokens of a kernel block: the block itself when all take it, else the largest that all
+///         take.
+/// @throws Error  INVALID_ARGUMENT, kind "no_common_block_size": there is none.
 inline std::uint64_t select_kernel_block_size(std::uint64_t block_size,
                                               const std::vector<const Backend*>& backends) {
     std::vector<const kvpages_backend*> raw;
@@ -495,6 +563,10 @@ inline std::uint64_t select_kernel_block_size(std::uint64_t block_size,
 }
 
 /// The smallest block size with which a page of `attention`, read by `backend`, holds `state`.
+/// @param attention  The layers whose blocks grow.
+/// @param state      The layers whose pages they have to hold.
+/// @param backend    What reads `attention`: its kernel blocks divide the block.
+/// @return The block size in tokens, and the bytes that state pages are to be padded to.
 inline kvpages_hybrid_block hybrid_block_size(const AttentionSpec& attention,
                                               const StateSpec& state, const Backend& backend) {
     kvpages_hybrid_config config = KVPAGES_HYBRID_CONFIG_INIT;
@@ -508,6 +580,9 @@ inline kvpages_hybrid_block hybrid_block_size(const AttentionSpec& attention,
 }
 
 /// A model: its layers, in order.
+///
+/// Adding a layer changes it and needs it for itself; all other calls may run concurrently. A plan
+/// keeps the layers as they were when it was made.
 class Model {
 public:
     Model() {
@@ -517,6 +592,12 @@ public:
     }
 
     /// Adds a layer with pages of its own.
+    /// @param name             Unique, such as "model.layers.7.self_attn".
+    /// @param spec             An AttentionSpec or a StateSpec; copied.
+    /// @param backend          What reads the pages. The model keeps it alive.
+    /// @param num_query_heads  On this rank; 0 when it is of no interest. Only attention groups
+    ///                         look at it.
+    /// @throws Error  INVALID_ARGUMENT: the name is taken, or a field of the spec is wrong.
     template <typename Spec>
     void add(const std::string& name, const Spec& spec, const Backend& backend,
              std::uint32_t num_query_heads = 0) {
@@ -524,12 +605,18 @@ public:
     }
 
     /// Adds a layer without a backend: it can be planned, but has no view.
+    /// @param name  Unique.
+    /// @param spec  An AttentionSpec or a StateSpec; copied.
     template <typename Spec>
     void add(const std::string& name, const Spec& spec) {
         add_layer(name, &spec, nullptr, std::string(), 0);
     }
 
     /// Adds a layer that reads the pages of `target`, which may be added later.
+    /// @param name             Unique.
+    /// @param target           A layer with pages of its own, or one that shares in turn.
+    /// @param backend          What reads the pages; NULL: the layer has no view.
+    /// @param num_query_heads  On this rank; 0 when it is of no interest.
     void share(const std::string& name, const std::string& target,
                const Backend* backend = nullptr, std::uint32_t num_query_heads = 0) {
         add_layer(name, static_cast<const AttentionSpec*>(nullptr), backend, target,
@@ -537,13 +624,20 @@ public:
     }
 
     /// As above, and `spec` is checked against what `target` stores.
+    /// @param name             Unique.
+    /// @param target           A layer with pages of its own, or one that shares in turn.
+    /// @param spec             What this layer takes `target` to store.
+    /// @param backend          What reads the pages.
+    /// @param num_query_heads  On this rank; 0 when it is of no interest.
     template <typename Spec>
     void share(const std::string& name, const std::string& target, const Spec& spec,
                const Backend& backend, std::uint32_t num_query_heads = 0) {
         add_layer(name, &spec, &backend, target, num_query_heads);
     }
 
+    /// @return Layers that were added.
     std::size_t num_layers() const noexcept { return kvpages_model_num_layers(get()); }
+    /// @return The C handle, for calls of kvpages.h. It stays this object's.
     kvpages_model* get() const noexcept { return handle_.get(); }
 
 private:
@@ -566,23 +660,30 @@ private:
 
 /// What a plan is made for.
 struct PlanConfig {
-    std::int64_t memory_bytes = 0;  ///< of the worker; only where one worker is planned
-    std::uint64_t max_model_len = 0;
+    std::int64_t memory_bytes = 0;    ///< of the worker; only where one worker is planned
+    std::uint64_t max_model_len = 0;  ///< tokens of the longest sequence, the answer included
+    /// Tokens scheduled and not yet settled, of all batches that run at once.
     std::uint64_t max_tokens_in_flight = 0;
+    /// Tokens of an encoder's output that cross attention caches.
     std::uint64_t max_encoder_tokens = 0;
-    std::uint64_t context_parallel_size = 1;
+    std::uint64_t context_parallel_size = 1;  ///< ranks that share the tokens of a sequence
+    /// Blocks of every group that no request gets, such as block 0.
     std::uint64_t reserved_blocks = 0;
-    std::optional<std::uint64_t> num_blocks_override;
-    StateCacheMode state_cache_mode = StateCacheMode::none;
-    Policy policy = Policy::best;
-    bool auto_fit = false;
+    std::optional<std::uint64_t> num_blocks_override;  ///< blocks to have, whatever the memory
+    StateCacheMode state_cache_mode = StateCacheMode::none;  ///< which states of a request are kept
+    Policy policy = Policy::best;  ///< docs/plans.md says what each promises
+    bool auto_fit = false;  ///< a longest sequence that does not fit is lowered to what fits
+    /// Windowed layers are stored in full, so that one table serves all.
     bool hybrid_manager_off = false;
+    /// Pages of all layers of a block lie together, where there are several groups.
     bool cross_layer_blocks = false;
-    bool draft_layers = false;
+    bool draft_layers = false;      ///< the last layer is a speculative draft's
     std::uint64_t typical_len = 0;  ///< tokens of a usual request; 0 for max_model_len
+    /// The layers' block sizes are nobody's wish; others may be taken.
     bool choose_block_sizes = false;
 
     /// The same for C.
+    /// @return A struct without pointers. The memory is not in it: that is the workers'.
     kvpages_plan_config c_config() const {
         kvpages_plan_config config = KVPAGES_PLAN_CONFIG_INIT;
         config.policy = static_cast<std::uint32_t>(policy);
@@ -606,47 +707,58 @@ struct PlanConfig {
 
 /// One rank: the layers it holds and the memory it has for them.
 struct Worker {
-    const Model* model = nullptr;
-    std::int64_t memory_bytes = 0;
+    const Model* model = nullptr;   ///< not NULL; copied when a plan is made
+    std::int64_t memory_bytes = 0;  ///< for caches; not what weights and activations take
 };
 
 /// Layers that share a block table, as an engine states them.
 struct PartGroup {
-    std::vector<std::string> layers;
-    bool is_draft = false;
+    std::vector<std::string> layers;  ///< their names
+    bool is_draft = false;            ///< they are a speculative draft's
 };
 
 /// One allocation, or one slot of the packed one, as an engine states it.
 struct PartTensor {
-    std::uint64_t size_bytes = 0;
-    std::uint64_t offset_bytes = 0;
+    std::uint64_t size_bytes = 0;          ///< of the allocation
+    std::uint64_t offset_bytes = 0;        ///< of block 0 in it; 0 when not packed
     std::uint64_t block_stride_bytes = 0;  ///< 0: not packed
-    std::vector<std::string> layers;
+    std::vector<std::string> layers;       ///< names of those that have their pages in it
 };
 
 /// A plan as an engine made it itself.
 struct PlanParts {
-    std::uint64_t num_blocks = 0;
-    std::vector<PartGroup> groups;
-    std::vector<PartTensor> tensors;
+    std::uint64_t num_blocks = 0;                   ///< of every group
+    std::vector<PartGroup> groups;                  ///< in the order of their numbers
+    std::vector<PartTensor> tensors;                ///< every layer with pages of its own is in one
     std::vector<std::uint64_t> kernel_block_sizes;  ///< by group; empty: chosen from the backends
 };
 
 /// Tokens that a scheduler rounds to, and tokens of one hash of a prefix.
 struct BlockSizes {
-    std::uint64_t scheduler = 0;
-    std::uint64_t hash = 0;
+    std::uint64_t scheduler = 0;  ///< tokens that a scheduler rounds to
+    std::uint64_t hash = 0;       ///< tokens of one hash
 };
 
 /// How all workers share out their memory.
+/// Immutable: all calls on it may run concurrently.
 class Plan {
 public:
     /// Plans one worker with config.memory_bytes.
+    /// @param model   Copied: the layers as they are now.
+    /// @param config  What to plan for.
+    /// @return The plan. It takes no memory yet.
+    /// @throws Error  DOES_NOT_FIT: too little memory for one request; try_make() has the numbers.
+    /// @throws Error  CONTRACT_BROKEN: a backend could not read its layers; the text names layer
+    ///         and number.
     static Plan make(const Model& model, const PlanConfig& config) {
         return make({Worker{&model, config.memory_bytes}}, config);
     }
 
     /// Plans all workers.
+    /// @param workers  One for each rank that plans its own memory; their layers are copied.
+    /// @param config   What to plan for; its memory_bytes are not used.
+    /// @return The plan: the same number of blocks on all workers.
+    /// @throws Error  As above.
     static Plan make(const std::vector<Worker>& workers, const PlanConfig& config) {
         kvpages_plan* raw = nullptr;
         check(create(workers, config, &raw, nullptr));
@@ -655,6 +767,12 @@ public:
 
     /// As make(), but an empty result when the model does not fit; then `shortfall` says by how
     /// much. Any other failure throws.
+    /// @param workers        As make().
+    /// @param config         As make().
+    /// @param[out] shortfall  Bytes needed and available, and the longest sequence that fits;
+    ///                        filled only when the model does not fit. Start from
+    ///                        KVPAGES_SHORTFALL_INIT.
+    /// @return The plan, or nothing.
     [[nodiscard]] static std::optional<Plan> try_make(const std::vector<Worker>& workers,
                                                       const PlanConfig& config,
                                                       kvpages_shortfall& shortfall) {
@@ -666,12 +784,22 @@ public:
     }
 
     /// As try_make() above, for one worker with config.memory_bytes.
+    /// @param model          As make().
+    /// @param config         As make().
+    /// @param[out] shortfall  As above.
+    /// @return The plan, or nothing.
     [[nodiscard]] static std::optional<Plan> try_make(const Model& model, const PlanConfig& config,
                                                       kvpages_shortfall& shortfall) {
         return try_make({Worker{&model, config.memory_bytes}}, config, shortfall);
     }
 
     /// Takes a plan that the engine made itself.
+    /// @param model  Copied: the layers as they are now.
+    /// @param parts  Groups, tensors and the number of blocks.
+    /// @return The plan, of one worker, completed and proven. It does not know how long a request
+    ///         gets.
+    /// @throws Error  INVALID_ARGUMENT: parts contradict each other or the layers; the text says
+    ///         which.
     static Plan from_parts(const Model& model, const PlanParts& parts) {
         std::vector<std::vector<const char*>> names;
         names.reserve(parts.groups.size() + parts.tensors.size());
@@ -702,16 +830,25 @@ public:
         return Plan(raw);
     }
 
+    /// @return Workers that were planned.
     std::size_t num_workers() const noexcept { return kvpages_plan_num_workers(get()); }
     /// Tokens of the longest sequence, as they were fitted.
+    /// @return Tokens; 0 of a plan from parts.
     std::uint64_t max_model_len() const noexcept { return kvpages_plan_max_model_len(get()); }
 
+    /// What a worker got.
+    /// @param worker  Less than num_workers().
+    /// @return Blocks, groups, tensors, capacity in tokens.
     kvpages_worker_info worker(std::size_t worker = 0) const {
         kvpages_worker_info info = KVPAGES_WORKER_INFO_INIT;
         check(kvpages_plan_get_worker(get(), worker, &info));
         return info;
     }
 
+    /// A group of layers that share a block table.
+    /// @param group   Less than the worker's num_groups.
+    /// @param worker  Less than num_workers().
+    /// @return Block sizes in tokens, page bytes, entries of a row, how many layers.
     kvpages_group_info group(std::size_t group, std::size_t worker = 0) const {
         kvpages_group_info info = KVPAGES_GROUP_INFO_INIT;
         check(kvpages_plan_get_group(get(), worker, group, &info));
@@ -720,6 +857,10 @@ public:
 
     /// A spec of a group as it was planned; its pointers are the plan's. `index` is less than the
     /// group's num_specs.
+    /// @param group   Less than the worker's num_groups.
+    /// @param index   Which of its specs.
+    /// @param worker  Less than num_workers().
+    /// @return The spec, with the block size and the padding that were planned.
     kvpages_spec group_spec(std::size_t group, std::size_t index = 0,
                             std::size_t worker = 0) const {
         kvpages_spec spec = KVPAGES_SPEC_INIT;
@@ -729,6 +870,9 @@ public:
 
     /// Names of the layers of a group that this worker has: those with pages of their own, then
     /// those that share.
+    /// @param group   Less than the worker's num_groups; else there are no names.
+    /// @param worker  Less than num_workers().
+    /// @return The names.
     std::vector<std::string> group_layers(std::size_t group, std::size_t worker = 0) const {
         std::vector<std::string> names;
         while (const char* name =
@@ -738,6 +882,10 @@ public:
         return names;
     }
 
+    /// An allocation, or a slot of the packed one.
+    /// @param tensor  Less than the worker's num_tensors.
+    /// @param worker  Less than num_workers().
+    /// @return Its bytes, and where its blocks lie.
     kvpages_tensor_info tensor(std::size_t tensor, std::size_t worker = 0) const {
         kvpages_tensor_info info = KVPAGES_TENSOR_INFO_INIT;
         check(kvpages_plan_get_tensor(get(), worker, tensor, &info));
@@ -745,6 +893,8 @@ public:
     }
 
     /// The steps in which a scheduler counts tokens and a prefix cache hashes them.
+    /// @param config  What the engine's prefix cache does.
+    /// @return Both, in tokens.
     BlockSizes block_sizes(const kvpages_block_size_config& config) const {
         BlockSizes out;
         check(kvpages_plan_resolve_block_sizes(get(), &config, &out.scheduler, &out.hash));
@@ -752,10 +902,13 @@ public:
     }
 
     /// Why the plan is as it is, for people.
+    /// @return Lines of text. Their wording may change; programs read explain_json().
     std::string explain() const { return explain(KVPAGES_TEXT_FORMAT_TEXT); }
     /// Why the plan is as it is, for programs.
+    /// @return JSON, whose keys stay; docs/explanation.md lists them.
     std::string explain_json() const { return explain(KVPAGES_TEXT_FORMAT_JSON); }
 
+    /// @return The C handle, for calls of kvpages.h. It stays this object's.
     const kvpages_plan* get() const noexcept { return handle_.get(); }
 
 private:
@@ -783,6 +936,7 @@ private:
 };
 
 /// CUDA devices that the driver shows. Throws when there is no driver: the error's kind says why.
+/// @return How many there are.
 inline std::uint32_t device_count() {
     std::uint32_t count = 0;
     check(kvpages_device_count(&count));
@@ -794,6 +948,9 @@ struct DeviceInfo : kvpages_device_info {
     DeviceInfo() noexcept : kvpages_device_info(KVPAGES_DEVICE_INFO_INIT) {}
 
     /// What device `ordinal` is; its primary context is retained meanwhile.
+    /// @param ordinal  Less than device_count().
+    /// @return Its name, memory and abilities.
+    /// @throws Error  DEVICE_UNAVAILABLE: no driver, or no such device.
     static DeviceInfo of(std::uint32_t ordinal) {
         DeviceInfo out;
         check(kvpages_device_get_info(ordinal, &out));
@@ -810,6 +967,7 @@ struct CudaMemory {
     bool shareable = false;     ///< virtual memory that can be exported as a file descriptor
 
     /// The same for C.
+    /// @return A struct whose context is this one's.
     kvpages_cuda_memory_config c_config() const noexcept {
         kvpages_cuda_memory_config config = KVPAGES_CUDA_MEMORY_CONFIG_INIT;
         config.ordinal = ordinal;
@@ -822,9 +980,12 @@ struct CudaMemory {
 };
 
 /// Where a cache's bytes come from.
+/// Immutable: all calls on it may run concurrently. Caches in it keep it alive.
 class Memory {
 public:
     /// The host's memory.
+    /// @return A memory; a cache takes bytes of it when it is made, zeroed by the system when
+    ///         touched.
     static Memory host() {
         kvpages_memory* raw = nullptr;
         check(kvpages_memory_create_host(&raw));
@@ -832,6 +993,9 @@ public:
     }
 
     /// The engine's own allocator.
+    /// @param callbacks  Copied; kept until the last cache in it is gone. Functions of C: none may
+    ///                   throw.
+    /// @return A memory.
     static Memory external(const kvpages_memory_callbacks& callbacks) {
         kvpages_memory* raw = nullptr;
         check(kvpages_memory_create_external(&callbacks, &raw));
@@ -839,6 +1003,9 @@ public:
     }
 
     /// A buffer of the engine's, which must live longer than all caches in it.
+    /// @param data   Not NULL; the host can read and write it, and nothing else uses it.
+    /// @param bytes  Its bytes.
+    /// @return A memory; caches lie one behind another in the buffer.
     static Memory adopted(void* data, std::size_t bytes) {
         kvpages_memory* raw = nullptr;
         check(kvpages_memory_create_adopted(data, bytes, &raw));
@@ -846,6 +1013,10 @@ public:
     }
 
     /// A buffer of the engine's in a device's memory.
+    /// @param device  Where it is; a context in it is kept.
+    /// @param data    A device pointer.
+    /// @param bytes   Its bytes.
+    /// @return A memory.
     static Memory adopted(const kvpages_device& device, void* data, std::size_t bytes) {
         kvpages_memory* raw = nullptr;
         check(kvpages_memory_create_adopted_device(&device, data, bytes, &raw));
@@ -853,6 +1024,10 @@ public:
     }
 
     /// Memory of a CUDA device.
+    /// @param config  Which device, and what the memory has to be able to do.
+    /// @return A memory.
+    /// @throws Error  DEVICE_UNAVAILABLE: no driver or no such device. UNSUPPORTED: it lacks what
+    ///         was asked for.
     static Memory cuda(const CudaMemory& config = {}) {
         const kvpages_cuda_memory_config c_config = config.c_config();
         kvpages_memory* raw = nullptr;
@@ -861,6 +1036,8 @@ public:
     }
 
     /// Memory of the host, pinned for a CUDA device. No flags.
+    /// @param config  Which device.
+    /// @return A memory. Caches in it cannot grow.
     static Memory pinned(const CudaMemory& config = {}) {
         const kvpages_cuda_memory_config c_config = config.c_config();
         kvpages_memory* raw = nullptr;
@@ -868,6 +1045,7 @@ public:
         return Memory(raw);
     }
 
+    /// @return The C handle, for calls of kvpages.h. It stays this object's.
     const kvpages_memory* get() const noexcept { return handle_.get(); }
 
 private:
@@ -879,12 +1057,14 @@ private:
 /// A view, a block table or a slot mapping: what a kernel is given. Its arrays are those of what
 /// it came from.
 struct Tensor {
-    void* data = nullptr;
-    Dtype dtype = Dtype::u8;
-    Span<const std::int64_t> shape;
+    void* data = nullptr;  ///< first element; a device pointer when the memory is a device's
+    Dtype dtype = Dtype::u8;  ///< of its elements
+    Span<const std::int64_t> shape;  ///< sizes, outermost dimension first
     Span<const std::int64_t> strides;  ///< in elements
 
     Tensor() noexcept = default;
+    /// The same as in C.
+    /// @param tensor  Its arrays are not copied.
     Tensor(const kvpages_tensor& tensor) noexcept
         : data(tensor.data),
           dtype(static_cast<Dtype>(tensor.dtype)),
@@ -892,12 +1072,14 @@ struct Tensor {
           strides(tensor.strides, tensor.ndim) {}
 
     /// The same for C.
+    /// @return A struct whose arrays are this one's.
     kvpages_tensor c_tensor() const noexcept {
         return {data, shape.data(), strides.data(), static_cast<std::uint32_t>(dtype),
                 static_cast<std::uint32_t>(shape.size())};
     }
 
     /// Elements of the view.
+    /// @return The product of its shape.
     std::int64_t num_elements() const noexcept {
         std::int64_t count = 1;
         for (const std::int64_t size : shape) count *= size;
@@ -906,6 +1088,7 @@ struct Tensor {
 
     /// All elements of a tensor of one dimension, such as a slot mapping. Empty when there are more
     /// dimensions or when the elements do not follow each other. `T` has the bytes of one element.
+    /// @return The elements; a device's must not be read by the host.
     template <typename T>
     Span<T> span() const noexcept {
         if (shape.size() != 1 || strides[0] != 1) return {};
@@ -914,6 +1097,8 @@ struct Tensor {
 
     /// The element at an index, one number for each dimension. Host memory only; `T` has the bytes
     /// of one element. The index is not checked.
+    /// @param index  One number for each dimension, outermost first.
+    /// @return The element.
     template <typename T, typename... Index>
     T& at(Index... index) const noexcept {
         static_assert((std::is_integral_v<Index> && ...), "indices are integers");
@@ -932,22 +1117,39 @@ struct ViewAxes : kvpages_view_axes {
 
     /// The first element of the key in a slot of a kernel block; the next ones are content_stride
     /// apart.
+    /// @param kernel_block  Kernel block id: block id times the kernel blocks of a block, plus
+    ///                      which of these.
+    /// @param slot          Slot in the kernel block.
+    /// @param head          Kv head of this rank.
+    /// @return Elements from the start of the view.
     std::uint64_t key(std::uint64_t kernel_block, std::uint64_t slot,
                       std::uint64_t head) const noexcept {
         return kernel_block * kernel_block_stride + slot * token_stride + head * head_stride;
     }
     /// As key(), of the value.
+    /// @param kernel_block  As key().
+    /// @param slot          As key().
+    /// @param head          As key().
+    /// @return Elements from the start of the view.
     std::uint64_t value(std::uint64_t kernel_block, std::uint64_t slot,
                         std::uint64_t head) const noexcept {
         return key(kernel_block, slot, head) + value_offset;
     }
     /// The first element of the float32 scale behind a key, where scale_elements is not 0. It takes
     /// scale_elements of them and need not be aligned.
+    /// @param kernel_block  As key().
+    /// @param slot          As key().
+    /// @param head          As key().
+    /// @return Elements from the start of the view.
     std::uint64_t key_scale(std::uint64_t kernel_block, std::uint64_t slot,
                             std::uint64_t head) const noexcept {
         return key(kernel_block, slot, head) + key_elements * content_stride;
     }
     /// As key_scale(), of the value.
+    /// @param kernel_block  As key().
+    /// @param slot          As key().
+    /// @param head          As key().
+    /// @return Elements from the start of the view.
     std::uint64_t value_scale(std::uint64_t kernel_block, std::uint64_t slot,
                               std::uint64_t head) const noexcept {
         return value(kernel_block, slot, head) + value_elements * content_stride;
@@ -956,16 +1158,17 @@ struct ViewAxes : kvpages_view_axes {
 
 /// What a cache cannot know of its rank, for its descriptor.
 struct DescriptorConfig {
-    std::uint64_t tensor_parallel_size = 0;  ///< 0: not told
-    std::uint64_t tensor_parallel_rank = 0;
-    std::uint64_t context_parallel_size = 0;  ///< 0: not told
-    std::uint64_t context_parallel_rank = 0;
+    std::uint64_t tensor_parallel_size = 0;         ///< 0: not told
+    std::uint64_t tensor_parallel_rank = 0;         ///< which of them this is
+    std::uint64_t context_parallel_size = 0;        ///< 0: not told
+    std::uint64_t context_parallel_rank = 0;        ///< which of them this is
     std::uint64_t context_parallel_interleave = 0;  ///< 0: 1
     /// The model's kv heads of each layer of the cache, 0 for those of all ranks together; empty
     /// when that is so of all. It takes a number where heads are copied to several ranks.
     std::vector<std::uint64_t> model_kv_heads;
 
     /// The same for C. Its array is this object's.
+    /// @return A struct whose array is this object's.
     kvpages_descriptor_config c_config() const noexcept {
         kvpages_descriptor_config config = KVPAGES_DESCRIPTOR_CONFIG_INIT;
         config.tensor_parallel_size = tensor_parallel_size;
@@ -990,10 +1193,19 @@ using UnversionedDlpackTensor =
     detail::Owned<::DLManagedTensor, kvpages_dlpack_destroy_unversioned>;
 
 /// The memory of one worker's layers, and a view of it for each layer.
+///
+/// resize() needs it for itself; all other calls may run concurrently. Addresses stay as they are
+/// until it is destroyed, and views are valid until then.
 class Cache {
 public:
     /// Allocates a worker's part of a plan. With `num_blocks`, only the first ones get memory, and
     /// resize() changes how many.
+    /// @param plan        The cache keeps what it needs of it.
+    /// @param memory      Where the bytes come from; kept alive. Fresh memory is zero.
+    /// @param worker      Less than the plan's num_workers().
+    /// @param num_blocks  0: all blocks have memory, for good.
+    /// @return The cache.
+    /// @throws Error  OUT_OF_HOST_MEMORY or OUT_OF_DEVICE_MEMORY: what was taken is given back.
     static Cache allocate(const Plan& plan, const Memory& memory, std::size_t worker = 0,
                           std::uint64_t num_blocks = 0) {
         kvpages_cache_config config = KVPAGES_CACHE_CONFIG_INIT;
@@ -1007,17 +1219,24 @@ public:
 
     /// Changes how many blocks have memory, between steps. No address changes; none of the blocks
     /// in use may go.
+    /// @param num_blocks     1 to max_blocks().
+    /// @param blocks_in_use  Ids of blocks that hold something.
+    /// @throws Error  INVALID_ARGUMENT, kind "block_in_use": one of them would go, and the text
+    ///         names it.
     void resize(std::uint64_t num_blocks, Span<const std::int32_t> blocks_in_use) {
         check(kvpages_cache_resize(handle_.get(), num_blocks, blocks_in_use.data(),
                                    blocks_in_use.size()));
     }
 
     /// Blocks that have memory.
+    /// @return Their number; ids are 0 to this minus 1.
     std::uint64_t num_blocks() const noexcept { return kvpages_cache_num_blocks(get()); }
     /// Blocks that have addresses: those of the plan.
+    /// @return Their number. Shapes of views count them.
     std::uint64_t max_blocks() const noexcept { return kvpages_cache_max_blocks(get()); }
 
     /// Where the bytes are.
+    /// @return The device; its context is the cache's.
     kvpages_device device() const {
         kvpages_device out{};
         check(kvpages_cache_get_device(get(), &out));
@@ -1025,17 +1244,25 @@ public:
     }
 
     /// Layers that have views, in the model's order.
+    /// @return Their number; layers without a backend are not among them.
     std::size_t num_layers() const noexcept { return kvpages_cache_num_layers(get()); }
     /// Name of a layer; NULL when there is no such layer.
+    /// @param layer  Less than num_layers().
+    /// @return A string of the cache's.
     const char* layer_name(std::size_t layer) const noexcept {
         return kvpages_cache_layer_name(get(), layer);
     }
     /// Views of a layer: 1, or one for each state.
+    /// @param layer  Less than num_layers().
+    /// @return Their number; 0 when there is no such layer.
     std::size_t num_views(std::size_t layer) const noexcept {
         return kvpages_cache_num_views(get(), layer);
     }
 
     /// The number of a layer. Look it up once, and ask for views by number.
+    /// @param name  As the model has it.
+    /// @return The number, less than num_layers().
+    /// @throws Error  NOT_FOUND: no layer of that name has a view.
     std::size_t find(const std::string& name) const {
         std::size_t layer = 0;
         check(kvpages_cache_find_layer(get(), name.c_str(), &layer));
@@ -1043,18 +1270,28 @@ public:
     }
     /// The number in this cache of a layer that is known by its number in the worker's
     /// model, as builders are told it.
+    /// @param model_layer  Its number in the model, from 0.
+    /// @return The number, less than num_layers().
     std::size_t find_model_layer(std::size_t model_layer) const {
         std::size_t layer = 0;
         check(kvpages_cache_find_model_layer(get(), model_layer, &layer));
         return layer;
     }
 
+    /// A view of a layer: of its keys and values, or of one of its states.
+    /// @param layer  Less than num_layers().
+    /// @param state  Which state; 0 of an attention layer.
+    /// @return The view, whose arrays are the cache's. Copy it freely.
     Tensor view(std::size_t layer, std::size_t state = 0) const {
         kvpages_tensor tensor{};
         check(kvpages_cache_get_view(get(), layer, state, &tensor));
         return tensor;
     }
 
+    /// As above, by the name. Looks the name up: for a loop, find() it once.
+    /// @param name   As the model has it.
+    /// @param state  Which state; 0 of an attention layer.
+    /// @return The view.
     Tensor view(const std::string& name, std::size_t state = 0) const {
         return view(find(name), state);
     }
@@ -1084,6 +1321,8 @@ public:
     }
 
     /// What a layer is: its group, its sizes, whose pages it reads.
+    /// @param layer  Less than num_layers().
+    /// @return The description.
     kvpages_layer_info layer(std::size_t layer) const {
         kvpages_layer_info out = KVPAGES_LAYER_INFO_INIT;
         check(kvpages_cache_get_layer(get(), layer, &out));
@@ -1091,21 +1330,29 @@ public:
     }
 
     /// How the axes of an attention layer's view lie.
+    /// @param layer  Less than num_layers(); an attention layer.
+    /// @return Strides by axis, in elements, and offsets.
+    /// @throws Error  UNSUPPORTED: it is a state layer.
     ViewAxes axes(std::size_t layer) const {
         ViewAxes out;
         check(kvpages_cache_get_axes(get(), layer, &out));
         return out;
     }
 
+    /// @return Pieces of memory that were taken.
     std::size_t num_allocations() const noexcept { return kvpages_cache_num_allocations(get()); }
 
     /// Bytes of all allocations.
+    /// @return Their sum, those of blocks without memory included.
     std::uint64_t size_bytes() const {
         std::uint64_t sum = 0;
         for (std::size_t i = 0; i < num_allocations(); ++i) sum += allocation(i).size_bytes;
         return sum;
     }
 
+    /// A piece of memory that was taken.
+    /// @param allocation  Less than num_allocations().
+    /// @return Its address and its bytes.
     kvpages_allocation allocation(std::size_t allocation) const {
         kvpages_allocation out{};
         check(kvpages_cache_get_allocation(get(), allocation, &out));
@@ -1113,6 +1360,9 @@ public:
     }
 
     /// What is proven of a view.
+    /// @param layer  Less than num_layers().
+    /// @param state  Which state; 0 of an attention layer.
+    /// @return Its bytes, its largest offset and its alignment.
     kvpages_view_report report(std::size_t layer, std::size_t state = 0) const {
         kvpages_view_report out = KVPAGES_VIEW_REPORT_INIT;
         check(kvpages_cache_get_report(get(), layer, state, &out));
@@ -1121,6 +1371,7 @@ public:
 
     /// The pieces of memory in which blocks lie at a constant distance. They do not change: ask
     /// once.
+    /// @return The pieces: what a transfer engine registers.
     std::vector<kvpages_region> regions() const {
         std::vector<kvpages_region> all(kvpages_cache_num_regions(get()));
         for (std::size_t i = 0; i < all.size(); ++i) {
@@ -1130,6 +1381,8 @@ public:
     }
 
     /// The cache as JSON for another process, which reads it with Descriptor::parse().
+    /// @param config  What the engine knows of this rank; by itself a cache does not.
+    /// @return JSON, the same for the same cache; docs/descriptor.md says what it means.
     std::string descriptor(const DescriptorConfig& config = {}) const {
         const kvpages_descriptor_config c_config = config.c_config();
         return detail::text([&](char* buffer, std::size_t capacity, std::size_t* length) {
@@ -1138,6 +1391,8 @@ public:
     }
 
     /// The layers in binding order.
+    /// @param num_attention_modules  Attention modules of one layer.
+    /// @return Numbers of layers, by the index in their names.
     std::vector<std::size_t> bound_layers(std::uint64_t num_attention_modules = 1) const {
         std::vector<std::size_t> layers(num_layers());
         std::size_t count = 0;
@@ -1146,6 +1401,7 @@ public:
         return layers;
     }
 
+    /// @return The C handle, for calls of kvpages.h. It stays this object's.
     const kvpages_cache* get() const noexcept { return handle_.get(); }
 
 private:
@@ -1156,9 +1412,16 @@ private:
 
 /// The descriptor of a cache: where blocks and rows lie in its allocations, for who has only the
 /// memory.
+///
+/// Immutable: all calls on it may run concurrently.
 class Descriptor {
 public:
     /// Reads and proves what Cache::descriptor() wrote, here or elsewhere.
+    /// @param json  UTF-8; copied.
+    /// @return The descriptor. No answer of it reaches outside an allocation of the size that it
+    ///         states.
+    /// @throws Error  INVALID_ARGUMENT: it is no descriptor, or its numbers contradict each other.
+    /// @throws Error  UNSUPPORTED: it has a version that this library does not know.
     static Descriptor parse(const std::string& json) {
         kvpages_descriptor* raw = nullptr;
         check(kvpages_descriptor_create(json.data(), json.size(), &raw));
@@ -1166,21 +1429,30 @@ public:
     }
 
     /// The same as JSON.
+    /// @return The text, byte for byte what it was read from, when this version of the library
+    ///         wrote that.
     std::string json() const {
         return detail::text([&](char* buffer, std::size_t capacity, std::size_t* length) {
             return kvpages_descriptor_copy_json(get(), buffer, capacity, length);
         });
     }
 
+    /// What it is about.
+    /// @return Blocks, layers, groups, allocations, ranks.
     kvpages_descriptor_info info() const {
         kvpages_descriptor_info out = KVPAGES_DESCRIPTOR_INFO_INIT;
         check(kvpages_descriptor_get_info(get(), &out));
         return out;
     }
     /// Bytes of an allocation; 0 when there is no such one.
+    /// @param allocation  Less than info().num_allocations.
+    /// @return Bytes, those of blocks without memory included.
     std::uint64_t allocation_bytes(std::size_t allocation) const noexcept {
         return kvpages_descriptor_allocation_bytes(get(), allocation);
     }
+    /// A group of layers that share a block table.
+    /// @param group  Less than info().num_groups.
+    /// @return Tokens of its blocks.
     kvpages_described_group group(std::size_t group) const {
         kvpages_described_group out = KVPAGES_DESCRIBED_GROUP_INIT;
         check(kvpages_descriptor_get_group(get(), group, &out));
@@ -1188,21 +1460,35 @@ public:
     }
 
     /// Layers: those of the cache, then those whose pages no backend reads.
+    /// @return Their number.
     std::size_t num_layers() const noexcept { return kvpages_descriptor_num_layers(get()); }
     /// Name of a layer; NULL when there is no such layer.
+    /// @param layer  Less than num_layers().
+    /// @return A string of the descriptor's.
     const char* layer_name(std::size_t layer) const noexcept {
         return kvpages_descriptor_layer_name(get(), layer);
     }
+    /// The number of a layer.
+    /// @param name  As the cache's model had it.
+    /// @return The number, less than num_layers().
+    /// @throws Error  NOT_FOUND: there is no layer of that name.
     std::size_t find(const std::string& name) const {
         std::size_t layer = 0;
         check(kvpages_descriptor_find_layer(get(), name.c_str(), &layer));
         return layer;
     }
+    /// How the pages, rows and states of a layer lie.
+    /// @param layer  Less than num_layers().
+    /// @return The description; offsets in bytes, strides in elements.
     kvpages_described_layer layer(std::size_t layer) const {
         kvpages_described_layer out = KVPAGES_DESCRIBED_LAYER_INIT;
         check(kvpages_descriptor_get_layer(get(), layer, &out));
         return out;
     }
+    /// A state of a state layer.
+    /// @param layer  Less than num_layers().
+    /// @param state  Less than the layer's num_states.
+    /// @return Its type, its shape, and where in the page it starts.
     kvpages_described_state state(std::size_t layer, std::size_t state) const {
         kvpages_described_state out = KVPAGES_DESCRIBED_STATE_INIT;
         check(kvpages_descriptor_get_state(get(), layer, state, &out));
@@ -1210,6 +1496,9 @@ public:
     }
 
     /// Where a block of a layer is: the runs of its page.
+    /// @param layer  Less than num_layers().
+    /// @param block  Less than info().num_blocks.
+    /// @return One run, or several where keys and values of all blocks lie apart.
     std::vector<kvpages_run> block_runs(std::size_t layer, std::uint64_t block) const {
         std::size_t count = 0;
         const std::int32_t asked =
@@ -1222,16 +1511,28 @@ public:
     }
 
     /// Where the key of a slot and head is, or what is stored instead of keys and values.
+    /// @param layer  Less than num_layers().
+    /// @param block  Less than info().num_blocks.
+    /// @param slot   Less than the layer's block_slots.
+    /// @param head   Less than the layer's num_kv_heads.
+    /// @return Where its first element is, and how far the next ones are apart.
     kvpages_row key(std::size_t layer, std::uint64_t block, std::uint64_t slot,
                     std::uint64_t head) const {
         return row(layer, block, slot, head, KVPAGES_ROW_PART_KEY);
     }
     /// Where the value of a slot and head is.
+    /// @param layer  As key().
+    /// @param block  As key().
+    /// @param slot   As key().
+    /// @param head   As key().
+    /// @return As key().
+    /// @throws Error  UNSUPPORTED: the layer has no values of their own.
     kvpages_row value(std::size_t layer, std::uint64_t block, std::uint64_t slot,
                       std::uint64_t head) const {
         return row(layer, block, slot, head, KVPAGES_ROW_PART_VALUE);
     }
 
+    /// @return The C handle, for calls of kvpages.h. It stays this object's.
     const kvpages_descriptor* get() const noexcept { return handle_.get(); }
 
 private:
@@ -1248,9 +1549,15 @@ private:
 };
 
 /// How blocks of some ranks' caches become blocks of others'.
+///
+/// Immutable: all calls on it may run concurrently.
 class Reshard {
 public:
     /// From the ranks that have blocks to those that get them.
+    /// @param sources  Descriptors of the ranks that have blocks; none NULL.
+    /// @param targets  Descriptors of the ranks that get them; none NULL.
+    /// @return What copies() answers from; the descriptors are not needed any more.
+    /// @throws Error  UNSUPPORTED: a layer cannot be copied; the text names it and says why.
     static Reshard make(Span<const Descriptor* const> sources,
                         Span<const Descriptor* const> targets) {
         const auto pointers = [](Span<const Descriptor* const> ranks) {
@@ -1274,6 +1581,8 @@ public:
     }
 
     /// The copies that blocks take.
+    /// @param moves  Group, block of the sources, block of the targets; no target twice.
+    /// @return The copies, independent of each other, as few as the layouts allow.
     std::vector<kvpages_strided_copy> copies(Span<const kvpages_block_move> moves) const {
         std::size_t count = 0;
         const std::int32_t asked = kvpages_reshard_copy_copies(get(), moves.data(), moves.size(),
@@ -1285,6 +1594,7 @@ public:
         return all;
     }
 
+    /// @return The C handle, for calls of kvpages.h. It stays this object's.
     const kvpages_reshard* get() const noexcept { return handle_.get(); }
 
 private:
@@ -1295,6 +1605,10 @@ private:
 
 /// Makes strided copies in host memory, one after another, from the allocations of some ranks to
 /// those of others. All are checked before the first byte moves.
+/// @param copies   What to copy, such as Reshard::copies() says.
+/// @param sources  Allocations of each rank that copies come from.
+/// @param targets  Allocations of each rank that copies go to.
+/// @throws Error  INVALID_ARGUMENT: a copy leaves its allocation, or writes a byte twice.
 inline void copy_strided(Span<const kvpages_strided_copy> copies,
                          Span<const kvpages_rank_memory> sources,
                          Span<const kvpages_rank_memory> targets) {
@@ -1304,13 +1618,13 @@ inline void copy_strided(Span<const kvpages_strided_copy> copies,
 
 /// What tables are made for.
 struct TablesConfig {
-    std::uint64_t max_requests = 0;
-    std::uint64_t max_tokens = 0;
-    std::uint64_t num_blocks = 0;             ///< 0: the plan's, or as many as ids can tell apart
-    std::uint64_t context_parallel_size = 0;  ///< 0: the plan's, or 1
-    std::uint64_t context_parallel_rank = 0;
-    std::uint64_t context_parallel_interleave = 1;
-    bool aligned_rows = false;  ///< rows as wide as row_width() says
+    std::uint64_t max_requests = 0;                 ///< rows of each table
+    std::uint64_t max_tokens = 0;                   ///< of a step, of all requests together
+    std::uint64_t num_blocks = 0;                   ///< 0: the plan's, or as many as ids can tell apart
+    std::uint64_t context_parallel_size = 0;        ///< 0: the plan's, or 1
+    std::uint64_t context_parallel_rank = 0;        ///< which of them this is
+    std::uint64_t context_parallel_interleave = 1;  ///< tokens in a row on one rank
+    bool aligned_rows = false;                      ///< rows as wide as row_width() says
     /// Tokens of the longest request. 0: the plan's; a plan from parts has none.
     std::uint64_t max_model_len = 0;
     /// Where tables, input tables and slots are, such as Cache::device(); the host at first. A
@@ -1318,6 +1632,7 @@ struct TablesConfig {
     kvpages_device device{};
 
     /// The same for C, without groups.
+    /// @return A struct without pointers but that of the context.
     kvpages_tables_config c_config() const {
         kvpages_tables_config config = KVPAGES_TABLES_CONFIG_INIT;
         config.max_requests = max_requests;
@@ -1344,9 +1659,16 @@ struct Batch {
 
 /// Which blocks hold each request, and where each token of a step goes. A `stream` is a CUstream,
 /// and not used for tables in host memory.
+///
+/// Every call that changes them needs them for itself. None of those takes memory or a lock.
 class Tables {
 public:
     /// Tables of a worker's groups.
+    /// @param plan    Its groups, and how long a row gets.
+    /// @param config  The largest batch, and where tables are.
+    /// @param worker  Less than the plan's num_workers().
+    /// @return Tables whose rows are empty.
+    /// @throws Error  OUT_OF_HOST_MEMORY or OUT_OF_DEVICE_MEMORY.
     static Tables make(const Plan& plan, const TablesConfig& config, std::size_t worker = 0) {
         const kvpages_tables_config c_config = config.c_config();
         kvpages_tables* raw = nullptr;
@@ -1355,6 +1677,9 @@ public:
     }
 
     /// Tables of groups that the engine states.
+    /// @param groups  Copied.
+    /// @param config  The largest batch, and where tables are.
+    /// @return Tables whose rows are empty.
     static Tables make(const std::vector<kvpages_table_group>& groups,
                        const TablesConfig& config) {
         kvpages_tables_config c_config = config.c_config();
@@ -1366,6 +1691,10 @@ public:
     }
 
     /// Entries of a row for kernels that read whole runs of 128 tokens.
+    /// @param row_blocks         Blocks of the longest request.
+    /// @param block_size         Tokens of a block.
+    /// @param kernel_block_size  Tokens of a kernel block, which divide it; 0: those of a block.
+    /// @return Entries.
     static std::uint64_t row_width(std::uint64_t row_blocks, std::uint64_t block_size,
                                    std::uint64_t kernel_block_size = 0) {
         std::uint64_t width = 0;
@@ -1373,15 +1702,20 @@ public:
         return width;
     }
 
+    /// @return Tables, one for each group.
     std::size_t num_groups() const noexcept { return kvpages_tables_num_groups(get()); }
 
     /// Where tables, input tables and slots are.
+    /// @return The device; its context is the tables'.
     kvpages_device device() const {
         kvpages_device out{};
         check(kvpages_tables_get_device(get(), &out));
         return out;
     }
 
+    /// What the table of a group is.
+    /// @param group  Less than num_groups().
+    /// @return Its sizes in tokens, blocks and entries.
     kvpages_table_info info(std::size_t group) const {
         kvpages_table_info out = KVPAGES_TABLE_INFO_INIT;
         check(kvpages_tables_get_info(get(), group, &out));
@@ -1389,6 +1723,9 @@ public:
     }
 
     /// Kernel blocks of a request, those staged included.
+    /// @param request  Number of its row.
+    /// @param group    Less than num_groups().
+    /// @return Entries of the row.
     std::size_t num_entries(std::size_t request, std::size_t group) const {
         std::size_t count = 0;
         check(kvpages_tables_num_entries(get(), request, group, &count));
@@ -1396,6 +1733,8 @@ public:
     }
 
     /// Applied rows: int32 [max_requests, row width]. Ask once; it does not move.
+    /// @param group  Less than num_groups().
+    /// @return A tensor of these tables'.
     Tensor table(std::size_t group) const {
         kvpages_tensor out{};
         check(kvpages_tables_get_table(get(), group, &out));
@@ -1403,6 +1742,8 @@ public:
     }
 
     /// Rows of the batch: int32 [max_requests, row width]. Ask once; it does not move.
+    /// @param group  Less than num_groups().
+    /// @return A tensor of these tables'.
     Tensor input_table(std::size_t group) const {
         kvpages_tensor out{};
         check(kvpages_tables_get_input_table(get(), group, &out));
@@ -1410,6 +1751,8 @@ public:
     }
 
     /// Slots of the batch: int64 [max_tokens]. Ask once; they do not move.
+    /// @param group  Less than num_groups().
+    /// @return A tensor of these tables'.
     Tensor slots(std::size_t group) const {
         kvpages_tensor out{};
         check(kvpages_tables_get_slots(get(), group, &out));
@@ -1417,33 +1760,58 @@ public:
     }
 
     /// Stages blocks to be added to a row.
+    /// @param request  Number of its row, less than max_requests.
+    /// @param group    Less than num_groups().
+    /// @param blocks   Ids of whole blocks; copied.
+    /// @throws Error  INVALID_ARGUMENT: the row is full, or there is no such block. Nothing is
+    ///         staged then.
     void append(std::size_t request, std::size_t group, Span<const std::int32_t> blocks) {
         check(kvpages_tables_append(get(), request, group, blocks.data(), blocks.size()));
     }
     /// Stages blocks to take the place of those in a row.
+    /// @param request  As append().
+    /// @param group    As append().
+    /// @param blocks   As append().
+    /// @throws Error  As append().
     void overwrite(std::size_t request, std::size_t group, Span<const std::int32_t> blocks) {
         check(kvpages_tables_overwrite(get(), request, group, blocks.data(), blocks.size()));
     }
     /// Stages writes to many rows, all or none.
+    /// @param writes  Copied.
+    /// @throws Error  As append(); the text says which write.
     void write(const kvpages_row_writes& writes) { check(kvpages_tables_write(get(), &writes)); }
     /// Stages that a row keeps its first blocks only.
+    /// @param request     As append().
+    /// @param group       As append().
+    /// @param num_blocks  Blocks to keep, no more than there are.
     void truncate(std::size_t request, std::size_t group, std::size_t num_blocks) {
         check(kvpages_tables_truncate(get(), request, group, num_blocks));
     }
     /// Stages that a request takes the place of another.
+    /// @param from  Number of its row, which is empty then.
+    /// @param to    Number of the row that it gets.
     void move(std::size_t from, std::size_t to) { check(kvpages_tables_move(get(), from, to)); }
     /// Stages that two requests change places.
+    /// @param a  Number of one row.
+    /// @param b  Number of the other.
     void swap(std::size_t a, std::size_t b) { check(kvpages_tables_swap(get(), a, b)); }
     /// Stages that a request has no blocks.
+    /// @param request  Number of its row.
     void clear(std::size_t request) { check(kvpages_tables_clear(get(), request)); }
     /// Makes the tables what was staged.
+    /// @param stream  CUstream.
     void apply(void* stream = nullptr) { check(kvpages_tables_apply(get(), stream)); }
     /// Empties everything in place.
+    /// @param stream  CUstream.
     void reset(void* stream = nullptr) { check(kvpages_tables_reset(get(), stream)); }
 
     /// All that a step asks of tables: applies what was staged, gathers the rows of a batch and finds
     /// its slots. The result is for Attention::build(); it points to these tables, to the batch's
     /// arrays, and for a device to copies of them there.
+    /// @param batch  Its arrays must stay until the step is not used any more.
+    /// @return The step. What only the engine knows, such as causality, is zero and can be set.
+    /// @throws Error  INVALID_ARGUMENT: arrays do not fit each other, or a sequence ends before one
+    ///         of its positions. Nothing is applied then.
     kvpages_step prepare(const Batch& batch) {
         const std::size_t num_requests = batch.requests.size();
         detail::check_length("query_start", batch.query_start.size(), num_requests + 1);
@@ -1461,14 +1829,24 @@ public:
         return step;
     }
     /// Fills the input tables with the rows of a batch; -1 is a dummy.
+    /// @param requests  Numbers of rows.
+    /// @param num_rows  Rows that kernels will read; those past the batch are null.
+    /// @param stream    CUstream.
     void gather(Span<const std::int32_t> requests, std::size_t num_rows, void* stream = nullptr) {
         check(kvpages_tables_gather(get(), requests.data(), requests.size(), num_rows, stream));
     }
     /// Makes the input tables those of a batch of dummies.
+    /// @param num_rows  Rows that kernels will read.
+    /// @param stream    CUstream.
     void gather_dummies(std::size_t num_rows, void* stream = nullptr) {
         check(kvpages_tables_gather_dummies(get(), num_rows, stream));
     }
     /// Finds the slots of a batch. `query_start` has an entry more than `requests`.
+    /// @param requests     Numbers of rows; -1 is a dummy.
+    /// @param query_start  Where the tokens of each request start; the last entry is how many there
+    ///                     are.
+    /// @param positions    Of each token in its sequence.
+    /// @param stream       CUstream.
     void map_slots(Span<const std::int32_t> requests, Span<const std::int32_t> query_start,
                    Span<const std::int64_t> positions, void* stream = nullptr) {
         detail::check_length("query_start", query_start.size(), requests.size() + 1);
@@ -1476,8 +1854,10 @@ public:
                                        positions.data(), positions.size(), stream));
     }
     /// Makes all slots those of a batch of dummies.
+    /// @param stream  CUstream.
     void map_dummies(void* stream = nullptr) { check(kvpages_tables_map_dummies(get(), stream)); }
 
+    /// @return The C handle, for calls of kvpages.h. It stays this object's.
     kvpages_tables* get() const noexcept { return handle_.get(); }
 
 private:
@@ -1488,6 +1868,12 @@ private:
 
 /// Rows of keys and values without gaps, to store in a layer. The layer's number is that in the
 /// cache. The scales are those of fp8 with one scale for the tensor.
+/// @param layer        Its number in the cache.
+/// @param keys         Rows of keys, or of what is stored instead: [tokens, heads, elements].
+/// @param values       Rows of values; NULL of a layer without.
+/// @param key_scale    What keys are divided by.
+/// @param value_scale  What values are divided by.
+/// @return A struct that points to the rows.
 inline kvpages_kv_rows kv_rows(std::size_t layer, const void* keys, const void* values,
                                float key_scale = 1, float value_scale = 1) noexcept {
     kvpages_kv_rows rows{};
@@ -1502,9 +1888,15 @@ inline kvpages_kv_rows kv_rows(std::size_t layer, const void* keys, const void* 
 /// Operations on the blocks of one cache: zero and copy blocks, store rows of tokens and read them.
 /// It keeps the cache's memory. What calls need is taken when it is made. `stream` is the CUstream
 /// that does it in a device's memory, where rows and slots are the device's; see kvpages_ops.
+///
+/// Calls that change blocks as a whole need it for themselves; write() and gather() may run
+/// concurrently, on different slots.
 class Ops {
 public:
     /// `max_block_ids` bounds the ids of one call; 0 stands for all blocks.
+    /// @param cache            Its memory is kept.
+    /// @param max_block_ids    Ids of one call at most.
+    /// @param max_concurrency  Calls that may be under way at once.
     explicit Ops(const Cache& cache, std::uint64_t max_block_ids = 0,
                  std::uint64_t max_concurrency = 1) {
         kvpages_ops_config config = KVPAGES_OPS_CONFIG_INIT;
@@ -1516,17 +1908,26 @@ public:
     }
 
     /// Clears blocks in every layer.
+    /// @param ids     Block ids, in host memory.
+    /// @param stream  CUstream.
+    /// @throws Error  INVALID_ARGUMENT: an id is out of range; nothing is cleared then.
     void zero_blocks(Span<const std::int32_t> ids, void* stream = nullptr) {
         check(kvpages_ops_zero_blocks(get(), ids.data(), ids.size(), nullptr, stream));
     }
 
     /// Clears blocks in the layers chosen.
+    /// @param ids        Block ids, in host memory.
+    /// @param selection  Groups or layers.
+    /// @param stream     CUstream.
     void zero_blocks(Span<const std::int32_t> ids, const kvpages_block_selection& selection,
                      void* stream = nullptr) {
         check(kvpages_ops_zero_blocks(get(), ids.data(), ids.size(), &selection, stream));
     }
 
     /// Clears blocks in the layers of some groups.
+    /// @param groups  Numbers of groups.
+    /// @param ids     Block ids, in host memory.
+    /// @param stream  CUstream.
     void zero_blocks_of(Span<const std::uint64_t> groups, Span<const std::int32_t> ids,
                         void* stream = nullptr) {
         kvpages_block_selection selection = KVPAGES_BLOCK_SELECTION_INIT;
@@ -1536,11 +1937,18 @@ public:
     }
 
     /// Copies blocks in every layer, as if all were read before any is written.
+    /// @param copies  From and to, in host memory; no target twice.
+    /// @param stream  CUstream.
+    /// @throws Error  INVALID_ARGUMENT: an id is out of range or a target is listed twice; nothing
+    ///         is copied.
     void copy_blocks(Span<const kvpages_block_copy> copies, void* stream = nullptr) {
         check(kvpages_ops_copy_blocks(get(), copies.data(), copies.size(), nullptr, 0, stream));
     }
 
     /// Copies blocks in the layers chosen.
+    /// @param copies     As above.
+    /// @param selection  Groups or layers.
+    /// @param stream     CUstream.
     void copy_blocks(Span<const kvpages_block_copy> copies,
                      const kvpages_block_selection& selection, void* stream = nullptr) {
         check(kvpages_ops_copy_blocks(get(), copies.data(), copies.size(), &selection, 0, stream));
@@ -1548,6 +1956,13 @@ public:
 
     /// Stores rows of `dtype` in the slots of layers of one group; slot -1 is skipped. `fp8` says
     /// which fp8 layers of plain bytes hold, e4m3fn when it is not set.
+    /// @param layers  Rows of each, see kv_rows().
+    /// @param slots   Of each token, such as Tables::slots() has them.
+    /// @param dtype   Of the rows. They are converted and quantised to what the layer stores.
+    /// @param fp8     Only for layers of bytes that are fp8.
+    /// @param stream  CUstream.
+    /// @throws Error  UNSUPPORTED: rows of this type cannot be stored in such a layer; the text
+    ///         says what can.
     void write(Span<const kvpages_kv_rows> layers, Span<const std::int64_t> slots, Dtype dtype,
                std::optional<Dtype> fp8 = std::nullopt, void* stream = nullptr) const {
         kvpages_kv_write write = KVPAGES_KV_WRITE_INIT;
@@ -1562,12 +1977,23 @@ public:
     }
 
     /// As above, for one layer, as models compute them.
+    /// @param layer   Its rows.
+    /// @param slots   As above.
+    /// @param dtype   As above.
+    /// @param fp8     As above.
+    /// @param stream  CUstream.
     void write(const kvpages_kv_rows& layer, Span<const std::int64_t> slots, Dtype dtype,
                std::optional<Dtype> fp8 = std::nullopt, void* stream = nullptr) const {
         write({&layer, 1}, slots, dtype, fp8, stream);
     }
 
     /// Reads rows of `dtype` from the slots of layers of one group; slot -1 is skipped.
+    /// @param layers  Room for the rows of each.
+    /// @param slots   Of each row.
+    /// @param dtype   Of the rows; what is stored is converted.
+    /// @param fp8     As write().
+    /// @param stream  CUstream.
+    /// @throws Error  As write().
     void gather(Span<const kvpages_kv_rows_out> layers, Span<const std::int64_t> slots,
                 Dtype dtype, std::optional<Dtype> fp8 = std::nullopt, void* stream = nullptr) const {
         kvpages_kv_gather gather = gather_of(layers, dtype, fp8);
@@ -1578,6 +2004,11 @@ public:
     }
 
     /// Reads rows of `dtype` from all slots of some blocks, one block after another.
+    /// @param layers  Room for the rows of each.
+    /// @param ids     Block ids.
+    /// @param dtype   Of the rows; what is stored is converted.
+    /// @param fp8     As write().
+    /// @param stream  CUstream.
     void gather_blocks(Span<const kvpages_kv_rows_out> layers, Span<const std::int32_t> ids,
                        Dtype dtype, std::optional<Dtype> fp8 = std::nullopt, void* stream = nullptr) const {
         kvpages_kv_gather gather = gather_of(layers, dtype, fp8);
@@ -1587,7 +2018,9 @@ public:
         check(kvpages_ops_gather_kv(get(), &gather));
     }
 
+    /// @return The C handle, for calls of kvpages.h. It stays this object's.
     kvpages_ops* get() noexcept { return handle_.get(); }
+    /// @return The C handle, for calls of kvpages.h. It stays this object's.
     const kvpages_ops* get() const noexcept { return handle_.get(); }
 
 private:
@@ -1611,22 +2044,35 @@ public:
     virtual ~Builder() = default;
 
     /// The metadata of a step. `extra` is the entry of builder_extra for the attention group.
+    /// @param common  Counts, tables and slots of the step; valid during the call, what it points
+    ///                to longer.
+    /// @param extra   The engine's own, handed on.
+    /// @return The metadata, which stays the builder's. Attention::metadata() hands it out.
     virtual void* build(const kvpages_common_metadata& common, void* extra) = 0;
     /// The metadata of a step that is captured into a graph.
+    /// @param common  As build().
+    /// @return As build().
     virtual void* build_for_capture(const kvpages_common_metadata& common) {
         return build(common, nullptr);
     }
     /// How far the metadata can be captured: one of KVPAGES_GRAPH_SUPPORT_*. `own` is what the
     /// backend's contract says.
+    /// @param own  One of KVPAGES_GRAPH_SUPPORT_*.
+    /// @return The same, or less.
     virtual std::uint32_t graph_support(std::uint32_t own) { return own; }
     /// The workspace that it lets others use; NULL when it has none to give.
+    /// @return The workspace; whose it is, is between the builders.
     virtual void* workspace() { return nullptr; }
     /// Takes the workspace of a builder made before it.
+    /// @param workspace  What workspace() of that one returned.
     virtual void set_workspace(void* workspace) { static_cast<void>(workspace); }
 
 protected:
     Builder() = default;
+    /// A builder is copied as its own class says.
     Builder(const Builder&) = default;
+    /// A builder is assigned as its own class says.
+    /// @return This object.
     Builder& operator=(const Builder&) = default;
 };
 
@@ -1636,43 +2082,66 @@ public:
     virtual ~BuilderFactory() = default;
 
     /// A builder. Called while the attention groups are made, never later.
+    /// @param info  The attention group that it is for. Pointers in it are valid during the call.
+    /// @return The builder; empty: the group has none, and its layers no metadata.
     virtual std::unique_ptr<Builder> create(const kvpages_builder_info& info) = 0;
 
 protected:
     BuilderFactory() = default;
+    /// A factory is copied as its own class says.
     BuilderFactory(const BuilderFactory&) = default;
+    /// A factory is assigned as its own class says.
+    /// @return This object.
     BuilderFactory& operator=(const BuilderFactory&) = default;
 };
 
 /// What attention groups are made of.
 struct AttentionConfig {
-    std::size_t worker = 0;
+    std::size_t worker = 0;                                 ///< less than the plan's num_workers()
     std::optional<std::vector<std::string>> active_layers;  ///< names; empty optional: all
     std::uint64_t num_builders = 1;                         ///< of each group, for micro-batches
 };
 
 /// The attention groups of one worker, their builders, and what these made of the last step.
+///
+/// build() and limit_graph_support() need it for themselves; all other calls may run concurrently.
 class Attention {
 public:
     /// Groups and builders. The builders are destroyed with the object, the last made first.
+    /// @param plan     Its groups and backends.
+    /// @param factory  Asked for a builder of each attention group, and not needed afterwards.
+    /// @param config   Which worker and layers.
+    /// @return Groups with builders.
+    /// @throws Error  NOT_FOUND: no such worker or active layer. What a builder throws comes out as
+    ///         it is.
     static Attention make(const Plan& plan, BuilderFactory& factory,
                           const AttentionConfig& config = {}) {
         return make(plan, &factory, config);
     }
 
     /// Groups without builders.
+    /// @param plan    Its groups and backends.
+    /// @param config  Which worker and layers.
+    /// @return Groups; their layers have slot mappings and no metadata.
     static Attention make(const Plan& plan, const AttentionConfig& config = {}) {
         return make(plan, nullptr, config);
     }
 
+    /// @return Groups of the plan, by their numbers there.
     std::size_t num_cache_groups() const noexcept {
         return kvpages_attention_num_cache_groups(get());
     }
     /// Attention groups of a cache group.
+    /// @param cache_group  Less than num_cache_groups().
+    /// @return Their number.
     std::size_t num_groups(std::size_t cache_group) const noexcept {
         return kvpages_attention_num_groups(get(), cache_group);
     }
 
+    /// An attention group.
+    /// @param cache_group  Less than num_cache_groups().
+    /// @param group        Less than num_groups().
+    /// @return Layers, heads, kernel block size and graph support.
     kvpages_attention_group_info group(std::size_t cache_group, std::size_t group) const {
         kvpages_attention_group_info out = KVPAGES_ATTENTION_GROUP_INFO_INIT;
         check(kvpages_attention_get_group(get(), cache_group, group, &out));
@@ -1680,6 +2149,9 @@ public:
     }
 
     /// What the layers of a group store; its pointers are this object's.
+    /// @param cache_group  Less than num_cache_groups().
+    /// @param group        Less than num_groups().
+    /// @return The spec as it was planned.
     kvpages_spec group_spec(std::size_t cache_group, std::size_t group) const {
         kvpages_spec out = KVPAGES_SPEC_INIT;
         check(kvpages_attention_get_group_spec(get(), cache_group, group, &out));
@@ -1687,11 +2159,17 @@ public:
     }
 
     /// Name of a group's backend; NULL when there is no such group.
+    /// @param cache_group  Less than num_cache_groups().
+    /// @param group        Less than num_groups().
+    /// @return A string of this object's.
     const char* group_backend(std::size_t cache_group, std::size_t group) const noexcept {
         return kvpages_attention_group_backend(get(), cache_group, group);
     }
 
     /// Names of the layers of a group.
+    /// @param cache_group  Less than num_cache_groups().
+    /// @param group        Less than num_groups().
+    /// @return The names.
     std::vector<std::string> group_layers(std::size_t cache_group, std::size_t group) const {
         std::vector<std::string> names;
         while (const char* name = kvpages_attention_group_layer_name(get(), cache_group, group,
@@ -1702,41 +2180,56 @@ public:
     }
 
     /// The lowest graph support of all builders: one of KVPAGES_GRAPH_SUPPORT_*.
+    /// @return The number; without builders that of the backends' contracts.
     std::uint32_t graph_support() const noexcept {
         return kvpages_attention_graph_support(get(), nullptr);
     }
     /// Name of the first backend that has it; NULL when none limits it.
+    /// @return A string of this object's.
     const char* graph_support_backend() const noexcept {
         const char* name = nullptr;
         static_cast<void>(kvpages_attention_graph_support(get(), &name));
         return name;
     }
     /// Lowers it to what the engine can capture.
+    /// @param limit  One of KVPAGES_GRAPH_SUPPORT_*; one that is not lower changes nothing.
     void limit_graph_support(std::uint32_t limit) {
         check(kvpages_attention_limit_graph_support(get(), limit));
     }
 
     /// Builds the metadata of a step. On failure the metadata of the step before stays.
+    /// @param step  What Tables::prepare() returned; pointers in it are handed on to the builders.
+    /// @throws Error  What a builder threw comes out as it is.
     void build(const kvpages_step& step) { state_->check(kvpages_attention_build(get(), &step)); }
 
     /// Metadata of a layer by its number in the worker's model.
+    /// @param layer    Its number in the model, not in the cache.
+    /// @param builder  Which of num_builders.
+    /// @return What the builder of its group returned; NULL where there is none.
     void* layer_metadata(std::size_t layer, std::size_t builder = 0) const noexcept {
         return kvpages_attention_layer_metadata(get(), builder, layer);
     }
 
     /// As above, for an engine that knows what its builders return; NULL where there is none.
+    /// @param layer    Its number in the model, not in the cache.
+    /// @param builder  Which of num_builders.
+    /// @return The same as layer_metadata(). Nothing checks that it is of this type.
     template <typename Metadata>
     Metadata* metadata(std::size_t layer, std::size_t builder = 0) const noexcept {
         return static_cast<Metadata*>(layer_metadata(layer, builder));
     }
 
     /// Slot mapping of a layer by its number in the worker's model.
+    /// @param layer    Its number in the model, not in the cache.
+    /// @param builder  Which of num_builders.
+    /// @return int64 slots of the step, one for each token; empty before the first step.
     Tensor slot_mapping(std::size_t layer, std::size_t builder = 0) const {
         kvpages_tensor out{};
         check(kvpages_attention_get_slot_mapping(get(), builder, layer, &out));
         return out;
     }
 
+    /// @return The C handle, for calls of kvpages.h. It stays this object's.
     kvpages_attention* get() const noexcept { return handle_.get(); }
 
 private:
@@ -1845,6 +2338,9 @@ private:
 
 /// The tokens of one request that attend to each other in both directions: the runs of embedded
 /// tokens of images and videos that are not longer than the window.
+/// @param items           Of the request's prompt.
+/// @param sliding_window  Tokens; longer runs are left out. Nothing: all are kept.
+/// @return The first and the last token of each run, in order.
 inline std::vector<kvpages_range> multimodal_ranges(
     const std::vector<kvpages_multimodal_item>& items,
     std::optional<std::uint64_t> sliding_window = std::nullopt) {

@@ -321,6 +321,8 @@ pub unsafe extern "C" fn kvpages_attention_destroy(attention: *mut kvpages_atten
 
 /// What the callback returned that stopped the last call on this thread which
 /// returned KVPAGES_STATUS_STOPPED; 0 when there was none.
+///
+/// @return The callback's own number, not a kvpages_status.
 #[unsafe(no_mangle)]
 pub extern "C" fn kvpages_last_callback_code() -> i32 {
     CALLBACK_CODE.try_with(Cell::get).unwrap_or(0)
@@ -498,6 +500,7 @@ pub unsafe extern "C" fn kvpages_attention_graph_support(
 ///
 /// @param attention  Changed. Not NULL.
 /// @param limit      One of KVPAGES_GRAPH_SUPPORT_*.
+/// @retval KVPAGES_STATUS_INVALID_ARGUMENT  There is no such limit.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvpages_attention_limit_graph_support(

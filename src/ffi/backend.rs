@@ -186,6 +186,8 @@ extensible!(kvpages_backend_info, has_layout: u32);
 /// @param config    Copied. Not NULL.
 /// @param[out] out  Owned by the caller: kvpages_backend_destroy(). NULL on
 ///                  failure.
+/// @retval KVPAGES_STATUS_INVALID_ARGUMENT  The layout cannot be read, or a number
+///         is out of range; the message has the part or the field.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvpages_backend_create(
@@ -207,6 +209,7 @@ pub unsafe extern "C" fn kvpages_backend_create(
 /// @param preset    One of KVPAGES_PRESET_*.
 /// @param[out] out  Owned by the caller: kvpages_backend_destroy(). NULL on
 ///                  failure.
+/// @retval KVPAGES_STATUS_INVALID_ARGUMENT  There is no preset of that number.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvpages_backend_create_preset(
@@ -244,6 +247,7 @@ pub unsafe extern "C" fn kvpages_backend_name(backend: *const kvpages_backend) -
 ///
 /// @param backend   Borrowed. Not NULL.
 /// @param[out] out  Filled. Not NULL; struct_size set.
+/// @return Fails only for NULL and for a struct_size that no version has.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvpages_backend_get(
@@ -267,6 +271,8 @@ pub unsafe extern "C" fn kvpages_backend_get(
 /// @param backends      Borrowed. num_backends pointers, none NULL.
 /// @param num_backends  May be 0.
 /// @param[out] out      Tokens of a kernel block. Not NULL.
+/// @retval KVPAGES_STATUS_INVALID_ARGUMENT  There is no such size (kind
+///         "no_common_block_size"); the message names what the backends take.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvpages_select_kernel_block_size(

@@ -38,6 +38,9 @@ extensible!(kvpages_bind_config, num_already_bound: u64);
 /// @param layer_name             Borrowed. Not NULL.
 /// @param num_attention_modules  Attention modules of one layer; 0 for 1.
 /// @param[out] out_index         The index. Not NULL.
+/// @retval KVPAGES_STATUS_INVALID_ARGUMENT  The name has no number or too many
+///         ("layer_index_not_one_integer", "layer_index_too_many_integers"), or
+///         its module is out of range ("module_index_out_of_range").
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvpages_layer_index(
@@ -65,6 +68,10 @@ pub unsafe extern "C" fn kvpages_layer_index(
 ///                        context_names which of layer_names it is, SIZE_MAX for
 ///                        a layer without a cache. May be NULL when there are
 ///                        none.
+/// @retval KVPAGES_STATUS_INVALID_ARGUMENT  A name has no index, as kvpages_layer_index()
+///         says; two layers get one index though their names say otherwise
+///         ("layer_index_collision"); or a layer is missing in context_names
+///         ("forward_context_missing").
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvpages_bind_layers(

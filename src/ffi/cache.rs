@@ -287,6 +287,7 @@ pub unsafe extern "C" fn kvpages_cache_max_blocks(cache: *const kvpages_cache) -
 /// @param cache     Borrowed. Not NULL.
 /// @param[out] out  Filled; its context is valid until the cache is destroyed. Not
 ///                  NULL.
+/// @return Fails only for NULL.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvpages_cache_get_device(

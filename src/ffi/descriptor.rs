@@ -427,6 +427,7 @@ pub unsafe extern "C" fn kvpages_descriptor_copy_json(
 ///
 /// @param descriptor  Borrowed. Not NULL.
 /// @param[out] out    Filled. Not NULL; struct_size set.
+/// @return Fails only for NULL and for a struct_size that no version has.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvpages_descriptor_get_info(

@@ -108,6 +108,7 @@ extensible!(kvpages_cuda_memory_config, flags: u32);
 ///
 /// @param[out] out  Owned by the caller: kvpages_memory_destroy(). NULL on
 ///                  failure.
+/// @return Fails only for NULL: memory is asked for when a cache is made.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvpages_memory_create_host(
@@ -170,6 +171,7 @@ pub unsafe extern "C" fn kvpages_memory_create_external(
 /// @param bytes     Its bytes.
 /// @param[out] out  Owned by the caller: kvpages_memory_destroy(). NULL on
 ///                  failure.
+/// @retval KVPAGES_STATUS_INVALID_ARGUMENT  The buffer leaves the address space.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvpages_memory_create_adopted(

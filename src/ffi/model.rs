@@ -55,6 +55,7 @@ extensible!(kvpages_layer, reserved0: u32);
 /// Creates a model without layers.
 ///
 /// @param[out] out  Owned by the caller: kvpages_model_destroy(). NULL on failure.
+/// @return Fails only for NULL.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvpages_model_create(out: *mut *mut kvpages_model) -> kvpages_status {
@@ -79,6 +80,8 @@ pub unsafe extern "C" fn kvpages_model_destroy(model: *mut kvpages_model) {
 ///
 /// @param model  Changed. Not NULL.
 /// @param layer  Copied. Not NULL.
+/// @retval KVPAGES_STATUS_INVALID_ARGUMENT  The name is empty or taken, or the spec is
+///         wrong, as kvpages_spec_describe() says. The model is as it was.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvpages_model_add_layer(

@@ -618,6 +618,9 @@ pub unsafe extern "C" fn kvpages_plan_tensor_layer_name(
 /// @param[out] out_scheduler_block_size  Tokens that a scheduler rounds to. Not
 ///                NULL.
 /// @param[out] out_hash_block_size  Tokens of one hash. Not NULL.
+/// @retval KVPAGES_STATUS_INVALID_ARGUMENT  cache_block_size is 0, or
+///                prefix_match_unit does not divide the blocks of a group; the
+///                message names the group.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvpages_plan_resolve_block_sizes(

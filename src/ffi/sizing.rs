@@ -55,6 +55,7 @@ extensible!(kvpages_hybrid_block, state_block_size: u64);
 ///                        divide it.
 /// @param[out] out_heads     Heads on one rank. Not NULL.
 /// @param[out] out_replicas  Ranks that store the same head. Not NULL.
+/// @retval KVPAGES_STATUS_INVALID_ARGUMENT  A number is 0, or neither divides the other.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvpages_kv_heads_per_rank(
@@ -85,6 +86,7 @@ pub unsafe extern "C" fn kvpages_kv_heads_per_rank(
 /// @param lower_bound  The smallest number allowed, and the answer when it is more
 ///                     than every value; 0 for 1.
 /// @param[out] out     The number. Not NULL.
+/// @retval KVPAGES_STATUS_INVALID_ARGUMENT  There is no value, or one is out of range.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvpages_layer_tuple_count(
@@ -112,6 +114,8 @@ pub unsafe extern "C" fn kvpages_layer_tuple_count(
 ///
 /// @param config    Borrowed. Not NULL.
 /// @param[out] out  Filled. Not NULL; struct_size set.
+/// @retval KVPAGES_STATUS_INVALID_ARGUMENT  A number is 0 that must not be, or the block
+///         would be larger than 63 bits can say.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvpages_hybrid_block_size(

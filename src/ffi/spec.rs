@@ -286,6 +286,8 @@ extensible!(kvpages_spec_set_info, reserved0: u32);
 ///
 /// @param spec  Borrowed. Not NULL.
 /// @param[out] out  Filled. Not NULL; struct_size set.
+/// @retval KVPAGES_STATUS_INVALID_ARGUMENT  A field is out of range, is not one of this
+///         kind of layer, or contradicts another; the message names it.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvpages_spec_describe(
@@ -323,6 +325,9 @@ pub unsafe extern "C" fn kvpages_spec_describe(
 /// @param spec    Borrowed. Not NULL.
 /// @param limits  Borrowed. Not NULL.
 /// @param[out] out  Filled. Not NULL; struct_size set.
+/// @retval KVPAGES_STATUS_INVALID_ARGUMENT  The spec, as kvpages_spec_describe() says; or
+///         a window is shared out to context-parallel ranks (kind
+///         "dcp_sliding_window").
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvpages_spec_demand(
@@ -436,6 +441,8 @@ pub unsafe extern "C" fn kvpages_spec_uniformity(
 /// @param specs      Borrowed. num_specs pointers, none NULL.
 /// @param num_specs  At least 1.
 /// @param[out] out   Filled. Not NULL; struct_size set.
+/// @retval KVPAGES_STATUS_INVALID_ARGUMENT  A spec, as kvpages_spec_describe() says; or
+///         there is none.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvpages_spec_set_describe(
@@ -503,6 +510,8 @@ pub unsafe extern "C" fn kvpages_spec_set_copy_page_sizes(
 /// @param limits     Borrowed. Not NULL.
 /// @param[out] out   Filled; bytes are those of all layers. Not NULL; struct_size
 ///                   set.
+/// @retval KVPAGES_STATUS_INVALID_ARGUMENT  As kvpages_spec_demand(); or there is no
+///         spec.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvpages_spec_set_demand(
@@ -543,6 +552,7 @@ pub unsafe extern "C" fn kvpages_spec_set_demand(
 ///
 /// @param cache_dtype  Borrowed. Not NULL.
 /// @param[out] out     One of KVPAGES_QUANT_MODE_*. Not NULL.
+/// @retval KVPAGES_STATUS_INVALID_ARGUMENT  The string is not UTF-8.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvpages_quant_mode_from_cache_dtype(

@@ -217,6 +217,8 @@ extensible!(kvpages_batch, stream: *mut c_void);
 /// @param kernel_block_size  Tokens of a kernel block, which divide it. 0: those
 ///                           of a block.
 /// @param[out] out           Entries; 0 on failure. Not NULL.
+/// @retval KVPAGES_STATUS_INVALID_ARGUMENT  A size is 0, or kernel_block_size does not
+///         divide block_size.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvpages_table_row_width(
@@ -347,6 +349,7 @@ pub unsafe extern "C" fn kvpages_tables_num_groups(tables: *const kvpages_tables
 ///
 /// @param tables    Borrowed. Not NULL.
 /// @param[out] out  The device; its context is the tables'. Not NULL.
+/// @return Fails only for NULL.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvpages_tables_get_device(

@@ -17,6 +17,8 @@ pub extern "C" fn kvpages_version() -> *const c_char {
 
 /// Number of the binary interface. A program runs with any library of the same
 /// number that is not older than the header it was compiled with.
+///
+/// @return The number; the suffix of the shared library's SONAME.
 #[unsafe(no_mangle)]
 pub extern "C" fn kvpages_abi_version() -> u32 {
     ABI

@@ -79,6 +79,7 @@ const REPORTED_ALIGNMENT: u64 = crate::memory::MIN_ALIGNMENT;
 ///
 /// @param view      Borrowed. Not NULL.
 /// @param[out] out  Filled. Not NULL; struct_size set.
+/// @retval KVPAGES_STATUS_INVALID_ARGUMENT  It cannot be proven; see the kinds above.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvpages_view_audit(
