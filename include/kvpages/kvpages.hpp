@@ -1297,6 +1297,10 @@ public:
     }
 
     /// A view as a tensor of DLPack, which keeps the cache's memory, also when the cache goes first.
+    /// @param layer   Less than num_layers().
+    /// @param state   Which state; 0 of an attention layer.
+    /// @param access  What the tensor says that its consumer may do.
+    /// @return The tensor, to be released to a consumer. May end on any thread.
     DlpackTensor to_dlpack(std::size_t layer, std::size_t state = 0,
                            Access access = Access::read_write) const {
         const std::uint32_t flags = access == Access::read_only ? KVPAGES_DLPACK_READ_ONLY : 0;
@@ -1304,17 +1308,29 @@ public:
         check(kvpages_cache_export_dlpack(get(), layer, state, flags, &raw));
         return DlpackTensor(raw);
     }
+    /// As above, by the name.
+    /// @param name    As the model has it.
+    /// @param state   Which state; 0 of an attention layer.
+    /// @param access  What the tensor says that its consumer may do.
+    /// @return The tensor.
     DlpackTensor to_dlpack(const std::string& name, std::size_t state = 0,
                            Access access = Access::read_write) const {
         return to_dlpack(find(name), state, access);
     }
 
     /// The same for consumers that do not know DLPack 1.0. They may write.
+    /// @param layer  Less than num_layers().
+    /// @param state  Which state; 0 of an attention layer.
+    /// @return The tensor, to be released to a consumer. May end on any thread.
     UnversionedDlpackTensor to_unversioned_dlpack(std::size_t layer, std::size_t state = 0) const {
         ::DLManagedTensor* raw = nullptr;
         check(kvpages_cache_export_dlpack_unversioned(get(), layer, state, &raw));
         return UnversionedDlpackTensor(raw);
     }
+    /// As above, by the name.
+    /// @param name   As the model has it.
+    /// @param state  Which state; 0 of an attention layer.
+    /// @return The tensor.
     UnversionedDlpackTensor to_unversioned_dlpack(const std::string& name,
                                                   std::size_t state = 0) const {
         return to_unversioned_dlpack(find(name), state);
