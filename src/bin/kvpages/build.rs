@@ -193,6 +193,12 @@ fn stage_bounds(layers: u64, stages: u64) -> Result<Vec<u64>, String> {
         .collect())
 }
 
+/// Whether the kernels of a model fix its block sizes: those of DeepSeek V4 do.
+pub fn blocks_are_fixed(described: &Described) -> bool {
+    let is_v4 = |layer: &Layer| matches!(layer.store, Store::Compressed { .. });
+    described.layers.iter().any(is_v4)
+}
+
 struct Builder<'a> {
     described: &'a Described,
     choices: &'a Choices,
@@ -214,8 +220,7 @@ impl<'a> Builder<'a> {
             attention_block: choices.block_size,
             state_page: None,
         };
-        let is_v4 = |layer: &Layer| matches!(layer.store, Store::Compressed { .. });
-        if choices.block_size.is_some() && described.layers.iter().any(is_v4) {
+        if choices.block_size.is_some() && blocks_are_fixed(described) {
             return Err("--block-size: the blocks of DeepSeek V4 are those of its kernels and cannot be changed".to_owned());
         }
         if is_hybrid {

@@ -152,7 +152,7 @@ pub fn answer(text: &str, args: &PlanArgs, question: &Question) -> Result<Answer
         reserved_blocks: 1,
         has_draft_layers: described.layers.iter().any(|layer| layer.is_draft),
         typical_len: question.typical_len.min(max_len),
-        choose_block_sizes: question.block_size.is_none(),
+        choose_block_sizes: question.block_size.is_none() && !build::blocks_are_fixed(&described),
     };
     let plan = plan(&workers, &config).map_err(Refusal::Plan)?;
     let explanation = serde_json::from_str(&plan.explain_json()).unwrap_or_default();
@@ -234,6 +234,19 @@ fn note_choices(described: &mut Described, question: &Question) {
     if states && !matches!(question.kv, KvType::Auto) {
         let note = "--kv-dtype is for keys and values; states keep their own types (--state-dtype)";
         described.notes.push(note.to_owned());
+    }
+    let windows = described.layers.iter().any(|layer| {
+        matches!(
+            layer.store,
+            config::Store::KeyValue { reach: config::Reach::Window(_) | config::Reach::Chunk(_), .. }
+                | config::Store::Compressed { .. }
+        )
+    });
+    if windows {
+        described.notes.push(format!(
+            "windows are counted with {} tokens in flight beside them, which any request may have; --max-batched-tokens changes it",
+            question.in_flight
+        ));
     }
     if question.pp > 1 {
         described.notes.push(format!(

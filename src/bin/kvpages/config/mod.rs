@@ -160,15 +160,6 @@ pub fn read(text: &str, wishes: &Wishes) -> Result<Described, ConfigError> {
     })
 }
 
-impl Store {
-    /// Key-value heads on one rank, where there are such.
-    pub fn heads(&self) -> u64 {
-        match self {
-            Store::KeyValue { heads, .. } => *heads,
-            _ => 1,
-        }
-    }
-}
 
 /// Names that messages list.
 fn list(names: &[&str]) -> String {
