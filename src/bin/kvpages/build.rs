@@ -107,12 +107,17 @@ impl Backends {
     /// Names of presets that can be chosen.
     pub fn preset_names() -> impl Iterator<Item = String> {
         let chosen = |preset: &&Preset| takes_latents(**preset) || takes_key_values(**preset);
-        Preset::ALL.iter().filter(chosen).map(|preset| preset_name(*preset))
+        Preset::ALL
+            .iter()
+            .filter(chosen)
+            .map(|preset| preset_name(*preset))
     }
 
     /// Backends by their name, which has been checked.
     pub fn parse(text: &str) -> Backends {
-        let preset = Preset::ALL.iter().find(|preset| preset_name(**preset) == text);
+        let preset = Preset::ALL
+            .iter()
+            .find(|preset| preset_name(**preset) == text);
         match (text, preset) {
             ("none", _) => Backends::None,
             (_, Some(preset)) => Backends::Preset(*preset),
@@ -179,14 +184,20 @@ pub fn stages(described: &Described, choices: &Choices) -> Result<Vec<Arc<Model>
 /// last one has the output's weights too.
 fn stage_bounds(layers: u64, stages: u64) -> Result<Vec<u64>, String> {
     if stages > layers {
-        return Err(format!("--pp {stages} is more than the model's {layers} layers"));
+        return Err(format!(
+            "--pp {stages} is more than the model's {layers} layers"
+        ));
     }
     let (each, left) = (layers / stages, layers % stages);
     let mut end = 0;
     Ok((0..stages)
         .map(|stage| {
             let from_back = stages - 1 - stage;
-            let more = if left == 0 { false } else { (1..=left).contains(&from_back) };
+            let more = if left == 0 {
+                false
+            } else {
+                (1..=left).contains(&from_back)
+            };
             end += each + u64::from(more);
             end
         })
@@ -325,17 +336,27 @@ impl<'a> Builder<'a> {
     fn spec(&self, layer: &Layer, block: Option<u64>) -> Result<Spec, String> {
         let fields = match &layer.store {
             Store::State { kind, states } => return self.state(layer, *kind, states),
-            Store::KeyValue { reach, heads, key, value } => {
-                self.key_value(*reach, *heads, (*key, *value), block)
-            }
+            Store::KeyValue {
+                reach,
+                heads,
+                key,
+                value,
+            } => self.key_value(*reach, *heads, (*key, *value), block),
             Store::Latent { width, sparse } => self.latent(*width, *sparse, block)?,
             Store::Indexer { bytes } => AttentionFields {
                 kind: AttentionKind::Mla,
                 ..AttentionFields::full(self.latent_block(block), 1, *bytes, Dtype::U8)
             },
-            Store::Compressed { part, width, tokens } => self.compressed(*part, *width, *tokens)?,
+            Store::Compressed {
+                part,
+                width,
+                tokens,
+            } => self.compressed(*part, *width, *tokens)?,
         };
-        let fields = AttentionFields { indexes_kv_by_block_stride: true, ..fields };
+        let fields = AttentionFields {
+            indexes_kv_by_block_stride: true,
+            ..fields
+        };
         let made = Attention::new(fields).map(Spec::Attention);
         made.map_err(|error| format!("layer {}: {error}", layer.name))
     }
@@ -354,7 +375,9 @@ impl<'a> Builder<'a> {
             }
             _ => 1,
         };
-        let block = block.or(self.attention_block).unwrap_or(USUAL_BLOCK.max(smallest));
+        let block = block
+            .or(self.attention_block)
+            .unwrap_or(USUAL_BLOCK.max(smallest));
         let (kind, sliding_window, attention_chunk_size) = match reach {
             Reach::Full => (AttentionKind::Full, None, None),
             Reach::Window(tokens) => (AttentionKind::SlidingWindow, Some(tokens), None),
@@ -375,14 +398,23 @@ impl<'a> Builder<'a> {
         block.or(self.attention_block).unwrap_or(LATENT_BLOCK)
     }
 
-    fn latent(&self, width: u64, sparse: bool, block: Option<u64>) -> Result<AttentionFields, String> {
+    fn latent(
+        &self,
+        width: u64,
+        sparse: bool,
+        block: Option<u64>,
+    ) -> Result<AttentionFields, String> {
         let (dtype, quant_mode) = self.latent_element()?;
         let packed = sparse && quant_mode == QuantMode::Fp8PerTensor;
         let dtype = if packed { Dtype::U8 } else { dtype };
         Ok(AttentionFields {
             kind: AttentionKind::Mla,
             quant_mode,
-            cache_dtype: if packed { Some(c_text("fp8_ds_mla")) } else { None },
+            cache_dtype: if packed {
+                Some(c_text("fp8_ds_mla"))
+            } else {
+                None
+            },
             ..AttentionFields::full(self.latent_block(block), 1, width, dtype)
         })
     }
@@ -401,7 +433,11 @@ impl<'a> Builder<'a> {
     fn compressed(&self, part: Part, width: u64, tokens: u64) -> Result<AttentionFields, String> {
         let (dtype, quant_mode) = self.latent_element()?;
         let packed = quant_mode == QuantMode::Fp8PerTensor;
-        let alignment = Some(if packed { V4_ALIGNMENT.0 } else { V4_ALIGNMENT.1 });
+        let alignment = Some(if packed {
+            V4_ALIGNMENT.0
+        } else {
+            V4_ALIGNMENT.1
+        });
         let latent = |fields: AttentionFields| AttentionFields {
             quant_mode,
             cache_dtype: Some(c_text(if packed { "fp8_ds_mla" } else { "auto" })),
@@ -442,12 +478,16 @@ impl<'a> Builder<'a> {
             block_size: self.choices.max_len,
             dtypes: states.iter().map(|(dtype, _)| *dtype).collect(),
             ndims: states.iter().map(|(_, dims)| dims.len() as u32).collect(),
-            dims: states.iter().flat_map(|(_, dims)| dims.iter().copied()).collect(),
+            dims: states
+                .iter()
+                .flat_map(|(_, dims)| dims.iter().copied())
+                .collect(),
             page_size_padded: self.state_page,
             cache_mode: StateCacheMode::None,
             num_speculative_blocks: 0,
         });
-        made.map(Spec::State).map_err(|error| format!("layer {}: {error}", layer.name))
+        made.map(Spec::State)
+            .map_err(|error| format!("layer {}: {error}", layer.name))
     }
 }
 
@@ -474,18 +514,28 @@ mod tests {
             (7, 4, Some(vec![2, 4, 6, 7])),
             (3, 4, None),
         ] {
-            assert_eq!(stage_bounds(layers, stages).ok(), expected, "{layers} on {stages}");
+            assert_eq!(
+                stage_bounds(layers, stages).ok(),
+                expected,
+                "{layers} on {stages}"
+            );
         }
     }
 
     #[test]
     fn presets_have_names() {
         let names: Vec<String> = Backends::preset_names().collect();
-        assert!(names.contains(&"flash-attention-nhd".to_owned()), "{names:?}");
+        assert!(
+            names.contains(&"flash-attention-nhd".to_owned()),
+            "{names:?}"
+        );
         assert!(names.contains(&"flash-mla".to_owned()), "{names:?}");
         assert!(!names.contains(&"mamba2".to_owned()), "{names:?}");
         for name in names {
-            assert!(matches!(Backends::parse(&name), Backends::Preset(_)), "{name}");
+            assert!(
+                matches!(Backends::parse(&name), Backends::Preset(_)),
+                "{name}"
+            );
         }
     }
 

@@ -13,7 +13,8 @@ pub fn questions(args: &PlanArgs) -> Result<Vec<Question>, String> {
     let (mut sizes, mut types, mut ranks) = (Vec::new(), Vec::new(), Vec::new());
     for item in args.compare.iter().map(|item| item.trim()) {
         if let Some(number) = item.strip_prefix("tp=") {
-            let number = units::count(number).map_err(|error| format!("--compare {item}: {error}"))?;
+            let number =
+                units::count(number).map_err(|error| format!("--compare {item}: {error}"))?;
             ranks.push(number);
         } else if let Ok(kv) = kv_type(item) {
             types.push(kv);
@@ -40,7 +41,11 @@ pub fn questions(args: &PlanArgs) -> Result<Vec<Question>, String> {
     for &tp in &ranks {
         for &kv in &types {
             for &memory in &sizes {
-                questions.push(Question { tp, kv, ..Question::of(args, memory) });
+                questions.push(Question {
+                    tp,
+                    kv,
+                    ..Question::of(args, memory)
+                });
             }
         }
     }
@@ -76,13 +81,21 @@ pub fn table(rows: &[Row<'_>]) -> String {
     ]];
     let mut refusals = Vec::new();
     for (question, answer) in rows {
-        let head = [size(question.memory), String::new(), question.tp.to_string()];
+        let head = [
+            size(question.memory),
+            String::new(),
+            question.tp.to_string(),
+        ];
         match answer {
             Ok(answer) => {
                 let [memory, _, tp] = head;
                 let requests = match same {
                     true => format!("{:.2}", answer.longest.requests),
-                    false => format!("{:.2} of {}", answer.longest.requests, grouped(answer.longest.len)),
+                    false => format!(
+                        "{:.2} of {}",
+                        answer.longest.requests,
+                        grouped(answer.longest.len)
+                    ),
                 };
                 lines.push([
                     memory,
@@ -94,13 +107,21 @@ pub fn table(rows: &[Row<'_>]) -> String {
                     grouped(answer.typical.tokens),
                     grouped(answer.longest.bytes_per_token.ceil() as u64),
                     format!("{:.1} %", 100.0 * crate::report::waste_share(answer)),
-                    answer.plan.workers.first().map_or(0, |worker| worker.groups.len()).to_string(),
+                    answer
+                        .plan
+                        .workers
+                        .first()
+                        .map_or(0, |worker| worker.groups.len())
+                        .to_string(),
                 ]);
             }
             Err(refusal) => {
                 let [memory, _, tp] = head;
                 let none = String::new;
-                refusals.push(format!("{} at {memory}, tp {tp}: {refusal}", question.kv.name(first.described.dtype)));
+                refusals.push(format!(
+                    "{} at {memory}, tp {tp}: {refusal}",
+                    question.kv.name(first.described.dtype)
+                ));
                 lines.push([
                     memory,
                     question.kv.name(first.described.dtype),
@@ -121,9 +142,22 @@ pub fn table(rows: &[Row<'_>]) -> String {
         &mut out,
         "",
         &lines,
-        &[right, Align::Left, right, right, right, right, right, right, right, right],
+        &[
+            right,
+            Align::Left,
+            right,
+            right,
+            right,
+            right,
+            right,
+            right,
+            right,
+            right,
+        ],
     );
-    out.push_str("\nlongest, usual: requests of so many tokens that fit at once, and the tokens in them.\n");
+    out.push_str(
+        "\nlongest, usual: requests of so many tokens that fit at once, and the tokens in them.\n",
+    );
     out.push_str("B/token: bytes that each token of a longest request takes on a rank.\n");
     for refusal in refusals {
         out.push_str(&format!("\n{refusal}\n"));

@@ -95,7 +95,9 @@ fn run_plan(args: &PlanArgs) -> Result<(), Failure> {
 }
 
 fn compare_all(text: &str, args: &PlanArgs, questions: &[Question]) -> Result<(), Failure> {
-    let answers = questions.iter().map(|question| planning::answer(text, args, question));
+    let answers = questions
+        .iter()
+        .map(|question| planning::answer(text, args, question));
     let rows: Vec<_> = questions.iter().zip(answers).collect();
     if rows.iter().all(|(_, answer)| answer.is_err())
         && let Some((_, Err(refusal))) = rows.first()
@@ -120,7 +122,9 @@ fn draw(path: &Path, answer: &Answer) -> Result<(), Failure> {
 fn read(path: &Path) -> Result<String, Failure> {
     let unreadable = |error: std::io::Error| {
         Failure::Usage(match error.kind() {
-            std::io::ErrorKind::InvalidData => format!("{}: it is no text in UTF-8", path.display()),
+            std::io::ErrorKind::InvalidData => {
+                format!("{}: it is no text in UTF-8", path.display())
+            }
             _ => format!("{}: {error}", path.display()),
         })
     };
@@ -133,6 +137,7 @@ fn read(path: &Path) -> Result<String, Failure> {
         std::fs::read_to_string(path)
     };
     let text = text.map_err(unreadable)?;
-    config::check_json(&text).map_err(|error| Failure::Usage(format!("{}: {error}", path.display())))?;
+    config::check_json(&text)
+        .map_err(|error| Failure::Usage(format!("{}: {error}", path.display())))?;
     Ok(text)
 }

@@ -29,7 +29,11 @@ const MOST_RANKS: usize = 4;
 pub fn svg(answer: &Answer) -> String {
     let rows = report::group_rows(answer);
     let kinds: Vec<&Spec> = answer.plan.workers.first().map_or(Vec::new(), |worker| {
-        worker.groups.iter().map(|group| group.spec.first()).collect()
+        worker
+            .groups
+            .iter()
+            .map(|group| group.spec.first())
+            .collect()
     });
     let colours = colours::of(&kinds);
     let mut canvas = Canvas::new(WIDTH);
@@ -47,7 +51,10 @@ pub fn svg(answer: &Answer) -> String {
         }
     }
     if drawn.len() > MOST_RANKS {
-        let text = format!("{} more stages differ and are not drawn", drawn.len() - MOST_RANKS);
+        let text = format!(
+            "{} more stages differ and are not drawn",
+            drawn.len() - MOST_RANKS
+        );
         canvas.text(MARGIN, y + 14.0, 13.0, Anchor::Start, "#555", &text);
         y += 28.0;
     }
@@ -84,7 +91,10 @@ fn section(canvas: &mut Canvas, y: f64, text: &str, aside: &str) -> f64 {
 fn title(canvas: &mut Canvas, answer: &Answer) -> f64 {
     let described = &answer.described;
     let question = &answer.question;
-    let name = described.architecture.as_deref().unwrap_or(&described.model_type);
+    let name = described
+        .architecture
+        .as_deref()
+        .unwrap_or(&described.model_type);
     canvas.bold(
         MARGIN,
         44.0,
@@ -139,7 +149,12 @@ fn legend(
     canvas.line((MARGIN, y + 19.0), (WIDTH - MARGIN, y + 19.0), "#bbb");
     let mut y = y + 24.0;
     for (number, row) in rows.iter().enumerate() {
-        canvas.rect((MARGIN, y + 2.0, 22.0, 14.0), &Fill::Plain(colours[number].clone()), None, "");
+        canvas.rect(
+            (MARGIN, y + 2.0, 22.0, 14.0),
+            &Fill::Plain(colours[number].clone()),
+            None,
+            "",
+        );
         let middle = y + 14.0;
         let all = row.pages.1 as f64 * row.layers as f64;
         let cells = [
@@ -163,7 +178,14 @@ fn legend(
             true => format!("{} (draft)", row.kinds),
             false => row.kinds.clone(),
         };
-        canvas.text(112.0, middle, 13.0, Anchor::Start, "#111", &shortened(&kind, 48));
+        canvas.text(
+            112.0,
+            middle,
+            13.0,
+            Anchor::Start,
+            "#111",
+            &shortened(&kind, 48),
+        );
         y += 20.0;
     }
     y += 8.0;
@@ -217,7 +239,11 @@ fn parts(answer: &Answer, worker: &WorkerPlan, holds: &Holds, colours: &[String]
         .iter()
         .map(|group| group.spec.blocks_per_request(&limits).unwrap_or(0))
         .collect();
-    let all = blocks.iter().map(|blocks| *blocks as f64).sum::<f64>().max(1.0);
+    let all = blocks
+        .iter()
+        .map(|blocks| *blocks as f64)
+        .sum::<f64>()
+        .max(1.0);
     let reserved = answer.plan.config.reserved_blocks.max(1);
     let usable = worker.num_blocks.saturating_sub(reserved) as f64;
     let block = worker.bytes_per_block as f64;
@@ -239,7 +265,11 @@ fn parts(answer: &Answer, worker: &WorkerPlan, holds: &Holds, colours: &[String]
         });
         unused += share * (block - padded);
     }
-    parts.push(Part { fill: Fill::Unused, bytes: unused, what: "slots that groups leave unused".to_owned() });
+    parts.push(Part {
+        fill: Fill::Unused,
+        bytes: unused,
+        what: "slots that groups leave unused".to_owned(),
+    });
     let held: f64 = parts.iter().map(|part| part.bytes).sum();
     parts.push(Part {
         fill: Fill::Kept,
@@ -270,7 +300,12 @@ fn bars(
     rank: usize,
 ) -> f64 {
     let memory = worker.memory_bytes as f64;
-    let mut y = section(canvas, y, "The memory of a rank when it is full", "widths are bytes");
+    let mut y = section(
+        canvas,
+        y,
+        "The memory of a rank when it is full",
+        "widths are bytes",
+    );
     let mut lengths = vec![("longest", &answer.longest)];
     if answer.typical.len != answer.longest.len {
         lengths.push(("usual", &answer.typical));
@@ -288,7 +323,12 @@ fn bars(
         canvas.close_group();
         y += BAR + 8.0;
     }
-    axis(canvas, (MARGIN, WIDTH - MARGIN), y - 4.0, worker.memory_bytes.unsigned_abs());
+    axis(
+        canvas,
+        (MARGIN, WIDTH - MARGIN),
+        y - 4.0,
+        worker.memory_bytes.unsigned_abs(),
+    );
     y + 34.0
 }
 
@@ -308,7 +348,14 @@ fn bar(canvas: &mut Canvas, y: f64, parts: &[Part], memory: f64) {
                 && place.2 > 8.5 * label.len() as f64
             {
                 let middle = place.0 + place.2 / 2.0;
-                canvas.text(middle, y + BAR / 2.0 + 5.0, 13.0, Anchor::Middle, colours::on(colour), &label);
+                canvas.text(
+                    middle,
+                    y + BAR / 2.0 + 5.0,
+                    13.0,
+                    Anchor::Middle,
+                    colours::on(colour),
+                    &label,
+                );
             }
         }
         rounded = until.round();
@@ -340,7 +387,10 @@ fn axis(canvas: &mut Canvas, (left, right): (f64, f64), y: f64, bytes: u64) {
 
 /// Bytes between two marks: a power of two, so that there are six to twelve.
 fn step(bytes: u64) -> u64 {
-    (bytes / 6).max(1).checked_next_power_of_two().map_or(1 << 62, |step| (step / 2).max(1))
+    (bytes / 6)
+        .max(1)
+        .checked_next_power_of_two()
+        .map_or(1 << 62, |step| (step / 2).max(1))
 }
 
 /// Where a page of a group's layer lies in a block.
@@ -373,7 +423,11 @@ fn pages(worker: &WorkerPlan) -> (Vec<Slot>, Vec<Page>) {
             };
             let page = worker.groups[group].spec.spec_of(place).page();
             widest = widest.max(page.padded);
-            let name = worker.model.layers().get(layer).map_or("", |layer| &*layer.name);
+            let name = worker
+                .model
+                .layers()
+                .get(layer)
+                .map_or("", |layer| &*layer.name);
             pages.push(Page {
                 group,
                 from,
@@ -382,7 +436,10 @@ fn pages(worker: &WorkerPlan) -> (Vec<Slot>, Vec<Page>) {
                 layer: name.to_owned(),
             });
         }
-        slots.push(Slot { from, bytes: widest });
+        slots.push(Slot {
+            from,
+            bytes: widest,
+        });
         next = next.max(from.saturating_add(widest));
     }
     slots.sort_by_key(|slot| slot.from);
@@ -391,17 +448,24 @@ fn pages(worker: &WorkerPlan) -> (Vec<Slot>, Vec<Page>) {
 }
 
 fn place_of(worker: &WorkerPlan, layer: usize) -> Option<(usize, usize)> {
-    worker.groups.iter().enumerate().find_map(|(number, group)| {
-        let place = group.layers.iter().position(|other| *other == layer)?;
-        Some((number, place))
-    })
+    worker
+        .groups
+        .iter()
+        .enumerate()
+        .find_map(|(number, group)| {
+            let place = group.layers.iter().position(|other| *other == layer)?;
+            Some((number, place))
+        })
 }
 
 fn block(canvas: &mut Canvas, y: f64, worker: &WorkerPlan, colours: &[String]) -> f64 {
     let (slots, pages) = pages(worker);
     let packed = worker.tensors.iter().any(|tensor| tensor.block_stride > 0);
     let aside = match packed {
-        true => format!("one allocation, {} from block to block", size(worker.bytes_per_block)),
+        true => format!(
+            "one allocation, {} from block to block",
+            size(worker.bytes_per_block)
+        ),
         false => format!(
             "{} pool tensors of {} pages; a column is one of them",
             worker.tensors.len(),
@@ -421,11 +485,35 @@ fn block(canvas: &mut Canvas, y: f64, worker: &WorkerPlan, colours: &[String]) -
     let scale = room / shown as f64;
     let top = y;
     for (number, group) in worker.groups.iter().enumerate() {
-        canvas.rect((MARGIN, y + 4.0, 14.0, 14.0), &Fill::Plain(colours[number].clone()), None, "");
-        canvas.text(MARGIN + 20.0, y + 16.0, 12.0, Anchor::Start, "#111", &format!("group {number}"));
-        canvas.rect((left, y, shown as f64 * scale, ROW - 4.0), &Fill::Unused, None, "unused");
+        canvas.rect(
+            (MARGIN, y + 4.0, 14.0, 14.0),
+            &Fill::Plain(colours[number].clone()),
+            None,
+            "",
+        );
+        canvas.text(
+            MARGIN + 20.0,
+            y + 16.0,
+            12.0,
+            Anchor::Start,
+            "#111",
+            &format!("group {number}"),
+        );
+        canvas.rect(
+            (left, y, shown as f64 * scale, ROW - 4.0),
+            &Fill::Unused,
+            None,
+            "unused",
+        );
         if group.layers.is_empty() {
-            canvas.text(left + 6.0, y + 15.0, 12.0, Anchor::Start, "#555", "no layer on this stage");
+            canvas.text(
+                left + 6.0,
+                y + 15.0,
+                12.0,
+                Anchor::Start,
+                "#555",
+                "no layer on this stage",
+            );
         }
         for page in pages.iter().filter(|page| page.group == number) {
             if page.from < shown {
@@ -434,7 +522,10 @@ fn block(canvas: &mut Canvas, y: f64, worker: &WorkerPlan, colours: &[String]) -
         }
         y += ROW;
     }
-    let lines = slots.iter().skip(1).filter(|slot| !packed && slot.from < shown);
+    let lines = slots
+        .iter()
+        .skip(1)
+        .filter(|slot| !packed && slot.from < shown);
     for slot in lines {
         let x = left + slot.from as f64 * scale;
         canvas.line((x, top - 3.0), (x, y - 1.0), "#fff");
@@ -442,8 +533,22 @@ fn block(canvas: &mut Canvas, y: f64, worker: &WorkerPlan, colours: &[String]) -
     if shown < total {
         let hidden = slots.iter().filter(|slot| slot.from >= shown).count();
         let x = left + room + 10.0;
-        canvas.text(x, top + 14.0, 12.0, Anchor::Start, "#555", &format!("… {hidden} more"));
-        canvas.text(x, top + 29.0, 12.0, Anchor::Start, "#555", &format!("to {}", size(total)));
+        canvas.text(
+            x,
+            top + 14.0,
+            12.0,
+            Anchor::Start,
+            "#555",
+            &format!("… {hidden} more"),
+        );
+        canvas.text(
+            x,
+            top + 29.0,
+            12.0,
+            Anchor::Start,
+            "#555",
+            &format!("to {}", size(total)),
+        );
     }
     axis(canvas, (left, left + room), y + 2.0, shown);
     y + 42.0
@@ -459,11 +564,26 @@ fn draw_page(
 ) {
     let (x, height) = (left + page.from as f64 * scale, ROW - 4.0);
     let in_view = |bytes: u64| bytes.min(shown - page.from) as f64 * scale;
-    let tip = format!("{}: {} of {}", page.layer, size(page.real), size(page.padded));
+    let tip = format!(
+        "{}: {} of {}",
+        page.layer,
+        size(page.real),
+        size(page.padded)
+    );
     let (width, whole) = (in_view(page.real), in_view(page.padded));
-    canvas.rect((x, y, width, height), &Fill::Plain(colour.to_owned()), None, &tip);
+    canvas.rect(
+        (x, y, width, height),
+        &Fill::Plain(colour.to_owned()),
+        None,
+        &tip,
+    );
     if whole > width {
-        canvas.rect((x + width, y, whole - width, height), &Fill::Padding, None, "padding");
+        canvas.rect(
+            (x + width, y, whole - width, height),
+            &Fill::Padding,
+            None,
+            "padding",
+        );
     }
     canvas.outline((x, y, whole, height));
     let number: String = page
@@ -473,19 +593,33 @@ fn draw_page(
         .unwrap_or("")
         .to_owned();
     if !number.is_empty() && width > 6.4 * number.len() as f64 + 3.0 {
-        canvas.text(x + width / 2.0, y + 14.5, 11.0, Anchor::Middle, colours::on(colour), &number);
+        canvas.text(
+            x + width / 2.0,
+            y + 14.5,
+            11.0,
+            Anchor::Middle,
+            colours::on(colour),
+            &number,
+        );
     }
 }
 
 /// So many bytes of a block that the narrowest page is still seen; all of it where it is.
 fn shown_bytes(slots: &[Slot], pages: &[Page], total: u64) -> u64 {
     let room = WIDTH - 2.0 * MARGIN - LABELS;
-    let narrowest = pages.iter().map(|page| page.padded).min().unwrap_or(total).max(1);
+    let narrowest = pages
+        .iter()
+        .map(|page| page.padded)
+        .min()
+        .unwrap_or(total)
+        .max(1);
     let most = (narrowest as f64 * room / LEAST_PAGE) as u64;
     if most >= total {
         return total;
     }
-    let ends = slots.iter().map(|slot| slot.from.saturating_add(slot.bytes));
+    let ends = slots
+        .iter()
+        .map(|slot| slot.from.saturating_add(slot.bytes));
     let fitting = ends.clone().filter(|end| *end <= most).max();
     // Where pages are so unlike that not even a few are seen, the first few are drawn all the same.
     let few = ends.take(6).max();
@@ -519,7 +653,9 @@ fn ids(
     for cell in 0..cells {
         let x = MARGIN + cell as f64 * width;
         let place = (x, y, width - 2.0, 26.0);
-        let owner = cell.checked_sub(1).and_then(|at| owners.get(at).copied().flatten());
+        let owner = cell
+            .checked_sub(1)
+            .and_then(|at| owners.get(at).copied().flatten());
         let (fill, text) = match (cell, owner) {
             (0, _) => (Fill::Kept, "#222".to_owned()),
             (_, Some(group)) => {
@@ -534,7 +670,14 @@ fn ids(
             _ => "free".to_owned(),
         };
         canvas.rect(place, &fill, None, &tip);
-        canvas.text(x + width / 2.0 - 1.0, y + 17.0, 11.0, Anchor::Middle, &text, &cell.to_string());
+        canvas.text(
+            x + width / 2.0 - 1.0,
+            y + 17.0,
+            11.0,
+            Anchor::Middle,
+            &text,
+            &cell.to_string(),
+        );
     }
     if worker.num_blocks > cells as u64 {
         let text = format!("… {}", grouped(worker.num_blocks - 1));
@@ -555,7 +698,11 @@ fn ids(
 /// Groups that hold blocks, mixed as requests would leave them, and the last ones free.
 fn example_owners(rows: &[GroupRow], cells: usize) -> Vec<Option<usize>> {
     let held = cells * 4 / 5;
-    let all: f64 = rows.iter().map(|row| row.blocks[1] as f64).sum::<f64>().max(1.0);
+    let all: f64 = rows
+        .iter()
+        .map(|row| row.blocks[1] as f64)
+        .sum::<f64>()
+        .max(1.0);
     let mut owed: Vec<f64> = vec![0.0; rows.len()];
     let mut owners = Vec::with_capacity(cells);
     for cell in 0..cells {

@@ -133,7 +133,10 @@ pub fn answer(text: &str, args: &PlanArgs, question: &Question) -> Result<Answer
     let memory_bytes = i64::try_from(question.memory).unwrap_or(i64::MAX);
     let workers: Vec<Worker> = stages
         .into_iter()
-        .map(|model| Worker { model, memory_bytes })
+        .map(|model| Worker {
+            model,
+            memory_bytes,
+        })
         .collect();
     let config = PlanConfig {
         policy: question.policy.policy(),
@@ -158,8 +161,13 @@ pub fn answer(text: &str, args: &PlanArgs, question: &Question) -> Result<Answer
     let explanation = serde_json::from_str(&plan.explain_json()).unwrap_or_default();
     let fitted = plan.config.limits.max_model_len;
     let further = plan.workers.iter().map(|worker| {
-        let owned = worker.groups.iter().flat_map(|group| group.spec.specs().iter().zip(repeats(group)));
-        owned.map(|(spec, times)| further_token(spec) * times as f64).sum::<f64>()
+        let owned = worker
+            .groups
+            .iter()
+            .flat_map(|group| group.spec.specs().iter().zip(repeats(group)));
+        owned
+            .map(|(spec, times)| further_token(spec) * times as f64)
+            .sum::<f64>()
     });
     let further: Vec<f64> = further.collect();
     Ok(Answer {
@@ -197,8 +205,14 @@ fn further_token(spec: &Spec) -> f64 {
 
 fn holds(plan: &Plan, len: u64) -> Result<Holds, Refusal> {
     let capacity = plan.capacity_of(len).map_err(Refusal::Plan)?;
-    let largest = plan.workers.iter().map(|worker| worker.bytes_per_block).max();
-    let bytes = largest.unwrap_or(0).saturating_mul(capacity.blocks_per_request);
+    let largest = plan
+        .workers
+        .iter()
+        .map(|worker| worker.bytes_per_block)
+        .max();
+    let bytes = largest
+        .unwrap_or(0)
+        .saturating_mul(capacity.blocks_per_request);
     Ok(Holds {
         len,
         requests: capacity.requests(),
@@ -238,8 +252,10 @@ fn note_choices(described: &mut Described, question: &Question) {
     let windows = described.layers.iter().any(|layer| {
         matches!(
             layer.store,
-            config::Store::KeyValue { reach: config::Reach::Window(_) | config::Reach::Chunk(_), .. }
-                | config::Store::Compressed { .. }
+            config::Store::KeyValue {
+                reach: config::Reach::Window(_) | config::Reach::Chunk(_),
+                ..
+            } | config::Store::Compressed { .. }
         )
     });
     if windows {

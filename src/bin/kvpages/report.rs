@@ -39,7 +39,11 @@ pub fn title(answer: &Answer) -> String {
         Some(name) => format!(" ({name})"),
         None => String::new(),
     };
-    let owning = described.layers.iter().filter(|layer| layer.shares_with.is_none()).count();
+    let owning = described
+        .layers
+        .iter()
+        .filter(|layer| layer.shares_with.is_none())
+        .count();
     let ranks = match (question.tp, question.pp) {
         (1, 1) => "one rank".to_owned(),
         (tp, 1) => format!("{tp} ranks"),
@@ -78,10 +82,18 @@ fn fits(out: &mut String, answer: &Answer) {
         rows.push(row("usual requests", &answer.typical));
     }
     let right = Align::Right;
-    rows_text(out, "", &rows, &[Align::Left, right, right, right, right, right]);
+    rows_text(
+        out,
+        "",
+        &rows,
+        &[Align::Left, right, right, right, right, right],
+    );
     let further = answer.bytes_per_further_token_on_rank;
     let mut line = match further > 0.0 {
-        true => format!("each further token of a long request: {} bytes", whole(further)),
+        true => format!(
+            "each further token of a long request: {} bytes",
+            whole(further)
+        ),
         false => "a long request takes no more bytes for further tokens".to_owned(),
     };
     if further > 0.0 && answer.question.tp.saturating_mul(answer.question.pp) > 1 {
@@ -123,13 +135,20 @@ fn memory(out: &mut String, answer: &Answer) {
         rows.push([
             stages_text(answer, worker),
             size(given),
-            format!("{} in {}", size(number(&worker["tensor_bytes"])), number(&worker["num_tensors"])),
+            format!(
+                "{} in {}",
+                size(number(&worker["tensor_bytes"])),
+                number(&worker["num_tensors"])
+            ),
             grouped(number(&answer.explanation["num_blocks"])),
             grouped(number(&worker["bytes_per_block"])),
             size(number(&waste["padding"])),
             size(number(&waste["unused_slots"])),
             size(number(&waste["left_over"])),
-            format!("{:.1} %", 100.0 * number(&waste["total"]) as f64 / given.max(1) as f64),
+            format!(
+                "{:.1} %",
+                100.0 * number(&waste["total"]) as f64 / given.max(1) as f64
+            ),
         ]);
     }
     let right = Align::Right;
@@ -137,7 +156,17 @@ fn memory(out: &mut String, answer: &Answer) {
         out,
         "",
         &rows,
-        &[Align::Left, right, right, right, right, right, right, right, right],
+        &[
+            Align::Left,
+            right,
+            right,
+            right,
+            right,
+            right,
+            right,
+            right,
+            right,
+        ],
     );
     out.push_str("one block is kept from requests\n\n");
 }
@@ -199,7 +228,9 @@ pub fn group_rows(answer: &Answer) -> Vec<GroupRow> {
     let Some(first) = answer.plan.workers.first() else {
         return Vec::new();
     };
-    (0..first.groups.len()).map(|group| group_row(answer, group)).collect()
+    (0..first.groups.len())
+        .map(|group| group_row(answer, group))
+        .collect()
 }
 
 fn group_row(answer: &Answer, number: usize) -> GroupRow {
@@ -216,7 +247,9 @@ fn group_row(answer: &Answer, number: usize) -> GroupRow {
         }
     }
     let pages = || specs.iter().map(|spec| spec.page().padded);
-    let padding = specs.iter().map(|spec| spec.page().padded - spec.page().unpadded);
+    let padding = specs
+        .iter()
+        .map(|spec| spec.page().padded - spec.page().unpadded);
     let times = match specs.len() {
         1 => group.layers.len() as u64,
         _ => 1,
@@ -231,7 +264,10 @@ fn group_row(answer: &Answer, number: usize) -> GroupRow {
     });
     let names = workers.iter().flat_map(|worker| {
         let group = &worker.groups[number];
-        group.layers.iter().filter_map(|&layer| worker.model.layers().get(layer))
+        group
+            .layers
+            .iter()
+            .filter_map(|&layer| worker.model.layers().get(layer))
     });
     let names: Vec<&str> = names.map(|layer| &*layer.name).collect();
     GroupRow {
@@ -335,7 +371,12 @@ pub fn rows_text<const N: usize>(
     rows: &[[String; N]],
     aligns: &[Align; N],
 ) {
-    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+    let width = |column: usize| {
+        rows.iter()
+            .map(|row| row[column].chars().count())
+            .max()
+            .unwrap_or(0)
+    };
     let widths: Vec<usize> = (0..N).map(width).collect();
     for row in rows {
         let mut line = indent.to_owned();

@@ -68,10 +68,16 @@ pub fn count(text: &str) -> Result<u64, String> {
     if text.starts_with('-') {
         return Err("it cannot be negative".to_owned());
     }
-    let (digits, factor) = [("Ki", 1 << 10), ("Mi", 1 << 20), ("k", 1000), ("K", 1 << 10), ("M", 1_000_000)]
-        .into_iter()
-        .find_map(|(unit, factor)| Some((text.strip_suffix(unit)?, factor)))
-        .unwrap_or((text, 1u64));
+    let (digits, factor) = [
+        ("Ki", 1 << 10),
+        ("Mi", 1 << 20),
+        ("k", 1000),
+        ("K", 1 << 10),
+        ("M", 1_000_000),
+    ]
+    .into_iter()
+    .find_map(|(unit, factor)| Some((text.strip_suffix(unit)?, factor)))
+    .unwrap_or((text, 1u64));
     let number: u64 = digits
         .replace('_', "")
         .parse()

@@ -11,7 +11,11 @@ use super::{Part, Reach, Store, Wishes};
 const INDEXER_SCALE_GROUP: u64 = 128;
 
 /// Heads of one rank: divided, or copied where there are fewer than ranks.
-pub fn heads_per_rank(fields: &Fields<'_>, heads: u64, wishes: &Wishes) -> Result<u64, ConfigError> {
+pub fn heads_per_rank(
+    fields: &Fields<'_>,
+    heads: u64,
+    wishes: &Wishes,
+) -> Result<u64, ConfigError> {
     let ranks = wishes.tensor_parallel;
     match kv_heads_per_rank(heads, ranks) {
         Ok((heads_here, copies)) => {
@@ -69,9 +73,15 @@ pub fn stores(
         }
         Kind::Chunked => {
             let chunk = fields.required(&["attention_chunk_size"], "the tokens of a chunk")?;
-            Ok(vec![("", key_value(fields, layer, Reach::Chunk(chunk), wishes)?)])
+            Ok(vec![(
+                "",
+                key_value(fields, layer, Reach::Chunk(chunk), wishes)?,
+            )])
         }
-        Kind::Cross => Ok(vec![("", key_value(fields, layer, Reach::Encoder, wishes)?)]),
+        Kind::Cross => Ok(vec![(
+            "",
+            key_value(fields, layer, Reach::Encoder, wishes)?,
+        )]),
         _ => Ok(vec![("", full(fields, layer, wishes)?)]),
     }
 }
@@ -82,11 +92,23 @@ fn latents(fields: &Fields<'_>) -> Result<Vec<(&'static str, Store)>, ConfigErro
     let width = rank.saturating_add(rope);
     let index = fields.number("index_head_dim")?.filter(|width| *width > 0);
     let Some(index) = index else {
-        return Ok(vec![("", Store::Latent { width, sparse: false })]);
+        return Ok(vec![(
+            "",
+            Store::Latent {
+                width,
+                sparse: false,
+            },
+        )]);
     };
     let bytes = indexer_bytes(index);
     Ok(vec![
-        ("", Store::Latent { width, sparse: true }),
+        (
+            "",
+            Store::Latent {
+                width,
+                sparse: true,
+            },
+        ),
         (".indexer", Store::Indexer { bytes }),
     ])
 }
@@ -98,10 +120,21 @@ fn indexer_bytes(width: u64) -> u64 {
 
 fn widths(fields: &Fields<'_>) -> Result<(u64, u64), ConfigError> {
     let key = fields.head_dim()?;
-    Ok((key, fields.number("v_head_dim")?.filter(|value| *value > 0).unwrap_or(key)))
+    Ok((
+        key,
+        fields
+            .number("v_head_dim")?
+            .filter(|value| *value > 0)
+            .unwrap_or(key),
+    ))
 }
 
-fn key_value(fields: &Fields<'_>, layer: u64, reach: Reach, wishes: &Wishes) -> Result<Store, ConfigError> {
+fn key_value(
+    fields: &Fields<'_>,
+    layer: u64,
+    reach: Reach,
+    wishes: &Wishes,
+) -> Result<Store, ConfigError> {
     let (key, value) = widths(fields)?;
     Ok(Store::KeyValue {
         reach,
@@ -131,13 +164,22 @@ fn full(fields: &Fields<'_>, layer: u64, wishes: &Wishes) -> Result<Store, Confi
 }
 
 /// MiMo's and Step's layers with windows have heads of their own.
-fn sliding(fields: &Fields<'_>, layer: u64, reach: Reach, wishes: &Wishes) -> Result<Store, ConfigError> {
+fn sliding(
+    fields: &Fields<'_>,
+    layer: u64,
+    reach: Reach,
+    wishes: &Wishes,
+) -> Result<Store, ConfigError> {
     let other = fields.get("attention_other_setting");
     let of_other = |name: &str| -> Result<Option<u64>, ConfigError> {
-        let value = other.and_then(|other| other.get(name)).filter(|value| !value.is_null());
+        let value = other
+            .and_then(|other| other.get(name))
+            .filter(|value| !value.is_null());
         value.map(|value| fields.as_number(name, value)).transpose()
     };
-    let heads = fields.number("swa_num_key_value_heads")?.or(of_other("num_attention_groups")?);
+    let heads = fields
+        .number("swa_num_key_value_heads")?
+        .or(of_other("num_attention_groups")?);
     let key = fields.number("swa_head_dim")?.or(of_other("head_dim")?);
     let value = fields.number("swa_v_head_dim")?;
     let (common_key, common_value) = widths(fields)?;
@@ -155,10 +197,17 @@ fn sliding(fields: &Fields<'_>, layer: u64, reach: Reach, wishes: &Wishes) -> Re
 
 /// DeepSeek V4: latents of a window, compressed latents of all tokens, and what compressors and the
 /// indexer keep. A ratio of 0 or 1 means the window alone.
-pub fn compressed(fields: &Fields<'_>, ratio: u64) -> Result<Vec<(&'static str, Store)>, ConfigError> {
+pub fn compressed(
+    fields: &Fields<'_>,
+    ratio: u64,
+) -> Result<Vec<(&'static str, Store)>, ConfigError> {
     let width = fields.head_dim()?;
     let window = fields.required(&["sliding_window"], "the tokens of a window")?;
-    let part = |part, width, tokens| Store::Compressed { part, width, tokens };
+    let part = |part, width, tokens| Store::Compressed {
+        part,
+        width,
+        tokens,
+    };
     let mut stores = vec![(".swa", part(Part::Window, width, window))];
     match ratio {
         0 | 1 => return Ok(stores),
@@ -174,7 +223,10 @@ pub fn compressed(fields: &Fields<'_>, ratio: u64) -> Result<Vec<(&'static str, 
     let overlap = if ratio == 4 { 2 } else { 1 };
     let kept = |width: u64| width.saturating_mul(2 * overlap);
     stores.push((".mla", part(Part::Main, width, ratio)));
-    stores.push((".compressor", part(Part::Compressor, kept(width), overlap * ratio)));
+    stores.push((
+        ".compressor",
+        part(Part::Compressor, kept(width), overlap * ratio),
+    ));
     if ratio == 4 {
         let index = fields.required(&["index_head_dim"], "the width of the indexer's keys")?;
         let bytes = indexer_bytes(index);
@@ -204,7 +256,9 @@ pub fn searched(
     }
     let number = |name: &str| -> Result<Option<u64>, ConfigError> {
         let value = attention.get(name).filter(|value| !value.is_null());
-        let value = value.map(|value| fields.as_number(&format!("block_configs[{layer}].attention.{name}"), value));
+        let value = value.map(|value| {
+            fields.as_number(&format!("block_configs[{layer}].attention.{name}"), value)
+        });
         Ok(value.transpose()?.filter(|number| *number > 0))
     };
     let heads = fields.heads(layer)?;
@@ -212,7 +266,9 @@ pub fn searched(
         (Some(heads), _) => heads,
         (None, Some(in_group)) if heads.is_multiple_of(in_group) => heads / in_group,
         (None, Some(in_group)) => {
-            return refused(format!("{place}.n_heads_in_group is {in_group}, which does not divide {heads} heads"));
+            return refused(format!(
+                "{place}.n_heads_in_group is {in_group}, which does not divide {heads} heads"
+            ));
         }
         (None, None) => return refused(format!("the field {place}.n_heads_in_group is missing")),
     };

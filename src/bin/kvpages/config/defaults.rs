@@ -5,7 +5,14 @@
 
 /// Fields of families that agree on them.
 const OF_FAMILIES: &[(&[&str], &[(&str, u64)])] = &[
-    (&["gemma"], &[("num_key_value_heads", 16), ("head_dim", 256), ("max_position_embeddings", 8192)]),
+    (
+        &["gemma"],
+        &[
+            ("num_key_value_heads", 16),
+            ("head_dim", 256),
+            ("max_position_embeddings", 8192),
+        ],
+    ),
     (
         &["gemma2"],
         &[
@@ -20,7 +27,6 @@ const OF_FAMILIES: &[(&[&str], &[(&str, u64)])] = &[
     (
         &["gemma3", "gemma3_text"],
         &[
-            ("num_hidden_layers", 26),
             ("num_attention_heads", 8),
             ("num_key_value_heads", 4),
             ("head_dim", 256),
@@ -43,9 +49,19 @@ const OF_FAMILIES: &[(&[&str], &[(&str, u64)])] = &[
     ),
     (
         &["mistral"],
-        &[("num_key_value_heads", 8), ("sliding_window", 4096), ("max_position_embeddings", 131_072)],
+        &[
+            ("num_key_value_heads", 8),
+            ("sliding_window", 4096),
+            ("max_position_embeddings", 131_072),
+        ],
     ),
-    (&["mixtral"], &[("num_key_value_heads", 8), ("max_position_embeddings", 131_072)]),
+    (
+        &["mixtral"],
+        &[
+            ("num_key_value_heads", 8),
+            ("max_position_embeddings", 131_072),
+        ],
+    ),
     (&["phi3"], &[("max_position_embeddings", 4096)]),
     (
         &["jamba"],
@@ -98,9 +114,6 @@ const OF_FAMILIES: &[(&[&str], &[(&str, u64)])] = &[
     (
         &["whisper"],
         &[
-            ("decoder_layers", 6),
-            ("decoder_attention_heads", 4),
-            ("d_model", 256),
             ("max_source_positions", 1500),
             ("max_target_positions", 448),
         ],
@@ -122,7 +135,6 @@ const OF_FAMILIES: &[(&[&str], &[(&str, u64)])] = &[
     (
         &["llama4", "llama4_text"],
         &[
-            ("num_hidden_layers", 48),
             ("num_attention_heads", 40),
             ("num_key_value_heads", 8),
             ("head_dim", 128),
@@ -133,11 +145,19 @@ const OF_FAMILIES: &[(&[&str], &[(&str, u64)])] = &[
     ),
     (
         &["cohere2"],
-        &[("sliding_window", 4096), ("sliding_window_pattern", 4), ("max_position_embeddings", 8192)],
+        &[
+            ("sliding_window", 4096),
+            ("sliding_window_pattern", 4),
+            ("max_position_embeddings", 8192),
+        ],
     ),
     (
         &["lfm2", "lfm2_moe"],
-        &[("num_key_value_heads", 8), ("conv_L_cache", 3), ("max_position_embeddings", 128_000)],
+        &[
+            ("num_key_value_heads", 8),
+            ("conv_L_cache", 3),
+            ("max_position_embeddings", 128_000),
+        ],
     ),
 ];
 
@@ -152,13 +172,65 @@ pub fn of(family: &str, field: &str) -> Option<u64> {
 
 /// Families whose layers are decided by plain fields, seen to be so.
 const PLAIN: &[&str] = &[
-    "arcee", "apertus", "baichuan", "chatglm", "cohere", "dbrx", "ernie4_5", "ernie4_5_moe", "exaone",
-    "falcon", "gemma", "glm", "glm4", "glm4_moe", "gpt2", "gpt_bigcode", "gpt_neox", "gptj", "granite",
-    "granitemoe", "hunyuan_v1_dense", "hunyuan_v1_moe", "internlm2", "internlm3", "llama", "minimax_m2",
-    "mistral", "mixtral", "mpt", "nemotron", "olmo", "olmo2", "olmoe", "opt", "phi", "phi3", "phimoe",
-    "phi4mm", "phi4_multimodal", "qwen", "qwen2", "qwen2_moe", "qwen2_vl", "qwen2_5_vl",
-    "qwen2_5_vl_text", "qwen2_vl_text", "qwen3", "qwen3_moe", "qwen3_vl", "qwen3_vl_text",
-    "qwen3_vl_moe_text", "qwen3_vl_moe", "seed_oss", "smollm3", "stablelm", "starcoder2",
+    "arcee",
+    "apertus",
+    "baichuan",
+    "bloom",
+    "chatglm",
+    "codegen",
+    "cohere",
+    "dbrx",
+    "ernie4_5",
+    "ernie4_5_moe",
+    "exaone",
+    "falcon",
+    "gemma",
+    "glm",
+    "glm4",
+    "glm4_moe",
+    "gpt2",
+    "gpt_bigcode",
+    "gpt_neo",
+    "gpt_neox",
+    "gptj",
+    "granite",
+    "granitemoe",
+    "hunyuan_v1_dense",
+    "hunyuan_v1_moe",
+    "internlm2",
+    "internlm3",
+    "llama",
+    "minimax_m2",
+    "mistral",
+    "mixtral",
+    "mpt",
+    "nemotron",
+    "olmo",
+    "olmo2",
+    "olmoe",
+    "opt",
+    "phi",
+    "phi3",
+    "phimoe",
+    "phi4mm",
+    "phi4_multimodal",
+    "qwen",
+    "qwen2",
+    "qwen2_moe",
+    "qwen2_vl",
+    "qwen2_5_vl",
+    "qwen2_5_vl_text",
+    "qwen2_vl_text",
+    "qwen3",
+    "qwen3_moe",
+    "qwen3_vl",
+    "qwen3_vl_text",
+    "qwen3_vl_moe_text",
+    "qwen3_vl_moe",
+    "seed_oss",
+    "smollm3",
+    "stablelm",
+    "starcoder2",
 ];
 
 /// Whether plain fields are known to decide a family's layers.
@@ -166,7 +238,54 @@ pub fn is_plain(family: &str) -> bool {
     PLAIN.contains(&family)
 }
 
+/// Families that rules of their own decide.
+const BY_RULES: &[&str] = &[
+    "bart",
+    "deepseek_v2",
+    "deepseek_v3",
+    "deepseek_v32",
+    "deepseek_v4",
+    "exaone4",
+    "gemma3n",
+    "gemma3n_text",
+    "glm_moe_dsa",
+    "gpt_oss",
+    "kimi_k2",
+    "kimi_linear",
+    "longcat_flash",
+    "mamba",
+    "mamba2",
+    "falcon_mamba",
+    "mimo_v2_flash",
+    "minimax",
+    "minimax_text_01",
+    "mllama_text_model",
+    "nemotron-nas",
+    "nemotron_h",
+    "olmo3",
+    "step3p5",
+    "step3p7",
+];
+
+/// Whether a family was looked at, so that what its files leave out is what its class says.
+pub fn is_known(family: &str) -> bool {
+    is_plain(family)
+        || BY_RULES.contains(&family)
+        || OF_FAMILIES
+            .iter()
+            .any(|(families, _)| families.contains(&family))
+}
+
 /// Families where `sliding_window` holds for all layers when nothing says which have it.
 pub fn windows_all(family: &str) -> bool {
-    ["mistral", "mixtral", "phi3", "phimoe", "starcoder2", "phi4mm", "phi4_multimodal"].contains(&family)
+    [
+        "mistral",
+        "mixtral",
+        "phi3",
+        "phimoe",
+        "starcoder2",
+        "phi4mm",
+        "phi4_multimodal",
+    ]
+    .contains(&family)
 }

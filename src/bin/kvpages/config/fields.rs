@@ -61,7 +61,13 @@ pub const KV_HEADS: &[&str] = &[
 ];
 /// Names of the width of the residual stream.
 pub const HIDDEN: &[&str] = &["hidden_size", "n_embd", "d_model", "model_dim", "dim"];
-const HEAD_DIM: &[&str] = &["head_dim", "attention_head_dim", "kv_channels", "head_size", "d_kv"];
+const HEAD_DIM: &[&str] = &[
+    "head_dim",
+    "attention_head_dim",
+    "kv_channels",
+    "head_size",
+    "d_kv",
+];
 const MAX_LEN: &[&str] = &[
     "max_position_embeddings",
     "max_target_positions",
@@ -81,7 +87,8 @@ pub fn parse(text: &str) -> Result<Value, ConfigError> {
         return refused("the config is empty");
     }
     let plain = serde_json::from_str(text);
-    let value = plain.or_else(|error| serde_json::from_str(&without_python(text)).map_err(|_| error));
+    let value =
+        plain.or_else(|error| serde_json::from_str(&without_python(text)).map_err(|_| error));
     match value {
         Ok(Value::Object(object)) => Ok(Value::Object(object)),
         Ok(_) => refused("the config is JSON, but no object with fields"),
@@ -220,15 +227,21 @@ impl<'a> Fields<'a> {
 
     /// A whole number, where the field is given.
     pub fn number(&self, name: &str) -> Result<Option<u64>, ConfigError> {
-        self.get(name).map(|value| self.as_number(name, value)).transpose()
+        self.get(name)
+            .map(|value| self.as_number(name, value))
+            .transpose()
     }
 
     /// A value as a whole number.
     pub fn as_number(&self, name: &str, value: &Value) -> Result<u64, ConfigError> {
-        let whole = value.as_f64().filter(|number| number.fract() == 0.0 && *number >= 0.0);
+        let whole = value
+            .as_f64()
+            .filter(|number| number.fract() == 0.0 && *number >= 0.0);
         let number = value.as_u64().or_else(|| {
             // 4096.0 is what some writers make of 4096.
-            whole.filter(|number| *number < 9e15).map(|number| number as u64)
+            whole
+                .filter(|number| *number < 9e15)
+                .map(|number| number as u64)
         });
         match number.filter(|number| *number <= i64::MAX as u64) {
             Some(number) => Ok(number),
@@ -288,7 +301,10 @@ impl<'a> Fields<'a> {
         match self.get(name) {
             None => Ok(None),
             Some(Value::Array(items)) => Ok(Some(items)),
-            Some(other) => refused(format!("{} is {other}; it must be a list", self.named(name))),
+            Some(other) => refused(format!(
+                "{} is {other}; it must be a list",
+                self.named(name)
+            )),
         }
     }
 
@@ -313,10 +329,8 @@ impl<'a> Fields<'a> {
 
     /// Query heads of a layer.
     pub fn heads(&self, layer: u64) -> Result<u64, ConfigError> {
-        self.of_layer(HEADS, layer)?.map_or_else(
-            || self.required(HEADS, "the number of query heads"),
-            Ok,
-        )
+        self.of_layer(HEADS, layer)?
+            .map_or_else(|| self.required(HEADS, "the number of query heads"), Ok)
     }
 
     /// Key-value heads of a layer.
@@ -325,8 +339,17 @@ impl<'a> Fields<'a> {
             return Ok(heads);
         }
         // Falcon's first files: one head for all queries.
-        if self.flag("multi_query") == Some(true) && self.flag("new_decoder_architecture") != Some(true) {
+        if self.flag("multi_query") == Some(true)
+            && self.flag("new_decoder_architecture") != Some(true)
+        {
             return Ok(1);
+        }
+        if !defaults::is_known(&self.family) {
+            return refused(format!(
+                "model_type {} is not known here, and the field {} is missing, the number of key-value heads",
+                self.family,
+                self.named(KV_HEADS[0])
+            ));
         }
         let heads = self.heads(layer)?;
         self.note(format!(
@@ -340,7 +363,9 @@ impl<'a> Fields<'a> {
     fn of_layer(&self, names: &[&str], layer: u64) -> Result<Option<u64>, ConfigError> {
         for name in names {
             if let Some(Value::Array(items)) = self.get(name) {
-                let at = usize::try_from(layer).ok().and_then(|layer| items.get(layer));
+                let at = usize::try_from(layer)
+                    .ok()
+                    .and_then(|layer| items.get(layer));
                 return match at {
                     Some(item) => self.as_number(name, item).map(Some),
                     None => refused(format!(
@@ -404,7 +429,9 @@ impl<'a> Fields<'a> {
         };
         match units::dtype(text) {
             Some(Dtype::F32) => {
-                self.note("dtype is float32, as the file says; engines often cast it: --kv-dtype bf16");
+                self.note(
+                    "dtype is float32, as the file says; engines often cast it: --kv-dtype bf16",
+                );
                 Ok(Dtype::F32)
             }
             Some(dtype) => Ok(dtype),

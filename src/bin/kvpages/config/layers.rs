@@ -10,12 +10,20 @@ const MOST_LAYERS: u64 = 100_000;
 /// Decoder layers in all.
 pub fn count(fields: &Fields<'_>) -> Result<u64, ConfigError> {
     let names: &[&str] = match is_encoder_decoder(fields) {
-        true => &["decoder_layers", "num_decoder_layers", "num_hidden_layers", "num_layers"],
+        true => &[
+            "decoder_layers",
+            "num_decoder_layers",
+            "num_hidden_layers",
+            "num_layers",
+        ],
         false => LAYERS,
     };
     let count = fields.required(names, "the number of layers")?;
     if count > MOST_LAYERS {
-        return refused(format!("{} is {count}; it must be at most {MOST_LAYERS}", fields.named(names[0])));
+        return refused(format!(
+            "{} is {count}; it must be at most {MOST_LAYERS}",
+            fields.named(names[0])
+        ));
     }
     Ok(count)
 }
@@ -47,17 +55,30 @@ pub fn layers(fields: &Fields<'_>, wishes: &Wishes) -> Result<Vec<Layer>, Config
 }
 
 fn layer(name: String, place: u64, store: Store, query_heads: u64) -> Layer {
-    Layer { name, place, store, shares_with: None, is_draft: false, query_heads }
+    Layer {
+        name,
+        place,
+        store,
+        shares_with: None,
+        is_draft: false,
+        query_heads,
+    }
 }
 
 fn by_kind(fields: &Fields<'_>, wishes: &Wishes) -> Result<Vec<Layer>, ConfigError> {
     let count = count(fields)?;
-    let kinds = pattern::kinds(fields, count)?;
+    let mut kinds = pattern::kinds(fields, count, num_drafts(fields)?)?;
+    kinds.truncate(count as usize);
     let first_sharing = first_sharing(fields, count)?;
     let mut layers: Vec<Layer> = Vec::new();
     for (place, &kind) in (0..).zip(&kinds) {
         let owner = match place >= first_sharing {
-            true => Some(owner(fields, &kinds[..first_sharing as usize], kind, place)?),
+            true => Some(owner(
+                fields,
+                &kinds[..first_sharing as usize],
+                kind,
+                place,
+            )?),
             false => None,
         };
         for (suffix, store) in stores(fields, kind, place, wishes)? {
@@ -83,7 +104,11 @@ fn stores(
         Kind::Full | Kind::Sliding | Kind::Chunked | Kind::Cross | Kind::FullAndMamba
     ) {
         for (suffix, store) in attention::stores(fields, kind, place, wishes)? {
-            let name = if kind == Kind::Cross { "cross_attn" } else { "self_attn" };
+            let name = if kind == Kind::Cross {
+                "cross_attn"
+            } else {
+                "self_attn"
+            };
             stores.push((format!(".{name}{suffix}"), store));
         }
     }
@@ -112,28 +137,43 @@ fn first_sharing(fields: &Fields<'_>, count: u64) -> Result<u64, ConfigError> {
 }
 
 /// Gemma: a sharing layer reads the last layer of its kind that has keys and values of its own.
-fn owner(fields: &Fields<'_>, owners: &[Kind], kind: Kind, place: u64) -> Result<usize, ConfigError> {
-    owners.iter().rposition(|owner| *owner == kind).ok_or_else(|| {
-        ConfigError(format!(
-            "{}: layer {place} shares, but no earlier layer is of its kind",
-            fields.named("num_kv_shared_layers")
-        ))
-    })
+fn owner(
+    fields: &Fields<'_>,
+    owners: &[Kind],
+    kind: Kind,
+    place: u64,
+) -> Result<usize, ConfigError> {
+    owners
+        .iter()
+        .rposition(|owner| *owner == kind)
+        .ok_or_else(|| {
+            ConfigError(format!(
+                "{}: layer {place} shares, but no earlier layer is of its kind",
+                fields.named("num_kv_shared_layers")
+            ))
+        })
 }
 
 /// Encoder and decoder: a decoder layer attends to its own tokens and to the encoder's.
 fn encoder_decoder(fields: &Fields<'_>, wishes: &Wishes) -> Result<Vec<Layer>, ConfigError> {
     let count = count(fields)?;
     let heads = fields.required(
-        &["decoder_attention_heads", "num_attention_heads", "num_heads"],
+        &[
+            "decoder_attention_heads",
+            "num_attention_heads",
+            "num_heads",
+        ],
         "the heads of a decoder layer",
     )?;
     let width = match fields.number("d_kv")?.or(fields.number("head_dim")?) {
         Some(width) => width,
         None => {
-            let hidden = fields.required(&["d_model", "hidden_size"], "the width of the decoder")?;
+            let hidden =
+                fields.required(&["d_model", "hidden_size"], "the width of the decoder")?;
             if !hidden.is_multiple_of(heads) {
-                return refused(format!("d_model {hidden} is no multiple of the {heads} heads of a decoder layer"));
+                return refused(format!(
+                    "d_model {hidden} is no multiple of the {heads} heads of a decoder layer"
+                ));
             }
             hidden / heads
         }
@@ -142,8 +182,18 @@ fn encoder_decoder(fields: &Fields<'_>, wishes: &Wishes) -> Result<Vec<Layer>, C
     let mut layers = Vec::new();
     for place in 0..count {
         for (name, reach) in [("self_attn", Reach::Full), ("encoder_attn", Reach::Encoder)] {
-            let store = Store::KeyValue { reach, heads, key: width, value: width };
-            layers.push(layer(format!("model.decoder.layers.{place}.{name}"), place, store, heads));
+            let store = Store::KeyValue {
+                reach,
+                heads,
+                key: width,
+                value: width,
+            };
+            layers.push(layer(
+                format!("model.decoder.layers.{place}.{name}"),
+                place,
+                store,
+                heads,
+            ));
         }
     }
     Ok(layers)
@@ -163,7 +213,12 @@ fn compressed(fields: &Fields<'_>) -> Result<Vec<Layer>, ConfigError> {
     let mut layers = Vec::new();
     for (place, &ratio) in (0..count).zip(&ratios) {
         for (suffix, store) in attention::compressed(fields, ratio)? {
-            layers.push(layer(format!("model.layers.{place}.attn{suffix}"), place, store, 1));
+            layers.push(layer(
+                format!("model.layers.{place}.attn{suffix}"),
+                place,
+                store,
+                1,
+            ));
         }
     }
     Ok(layers)
@@ -184,7 +239,12 @@ fn searched(fields: &Fields<'_>, wishes: &Wishes) -> Result<Vec<Layer>, ConfigEr
     for (place, block) in (0..).zip(blocks) {
         if let Some(store) = attention::searched(fields, block, place, wishes)? {
             let heads = attention::query_heads(fields, place, wishes);
-            layers.push(layer(format!("model.layers.{place}.self_attn"), place, store, heads));
+            layers.push(layer(
+                format!("model.layers.{place}.self_attn"),
+                place,
+                store,
+                heads,
+            ));
         }
     }
     Ok(layers)
@@ -206,21 +266,40 @@ fn twice(fields: &Fields<'_>, wishes: &Wishes) -> Result<Vec<Layer>, ConfigError
     Ok(layers)
 }
 
+/// Whether kinds of layers come from rules of their own.
+fn is_listed(fields: &Fields<'_>) -> bool {
+    let other = ["compress_ratios", "block_configs"];
+    !other.iter().any(|name| fields.get(name).is_some())
+        && !fields.family().starts_with("longcat_flash")
+}
+
+/// Layers of the draft that the file describes.
+fn num_drafts(fields: &Fields<'_>) -> Result<u64, ConfigError> {
+    let modules = fields
+        .number("num_mtp_modules")?
+        .filter(|modules| *modules > 0);
+    if let Some(modules) = modules {
+        let layers = fields.number("mtp_transformer_layers")?.unwrap_or(1).max(1);
+        return Ok(modules.saturating_mul(layers));
+    }
+    let mut number = 0;
+    for name in [
+        "num_nextn_predict_layers",
+        "mtp_num_hidden_layers",
+        "num_mtp_layers",
+    ] {
+        number = number.max(fields.number(name)?.unwrap_or(0));
+    }
+    Ok(number)
+}
+
 /// The layers of the draft that the file describes.
-fn draft(fields: &Fields<'_>, wishes: &Wishes, layers: &[Layer]) -> Result<Vec<Layer>, ConfigError> {
-    let modules = fields.number("num_mtp_modules")?.filter(|modules| *modules > 0);
-    let number = match modules {
-        Some(modules) => {
-            modules.saturating_mul(fields.number("mtp_transformer_layers")?.unwrap_or(1).max(1))
-        }
-        None => {
-            let mut number = 0;
-            for name in ["num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers"] {
-                number = number.max(fields.number(name)?.unwrap_or(0));
-            }
-            number
-        }
-    };
+fn draft(
+    fields: &Fields<'_>,
+    wishes: &Wishes,
+    layers: &[Layer],
+) -> Result<Vec<Layer>, ConfigError> {
+    let number = num_drafts(fields)?;
     if number == 0 {
         return refused(format!(
             "--draft: the config of model_type {} describes no draft layers; none of num_nextn_predict_layers, \
@@ -229,10 +308,16 @@ fn draft(fields: &Fields<'_>, wishes: &Wishes, layers: &[Layer]) -> Result<Vec<L
         ));
     }
     if number > 1024 {
-        return refused(format!("--draft: the config describes {number} draft layers; at most 1024 are planned"));
+        return refused(format!(
+            "--draft: the config describes {number} draft layers; at most 1024 are planned"
+        ));
     }
     let count = count(fields)?;
     let ratios = fields.numbers("compress_ratios")?;
+    let kinds = match is_listed(fields) {
+        true => pattern::kinds(fields, count, number)?,
+        false => Vec::new(),
+    };
     let last = layers.iter().map(|layer| layer.place).max().unwrap_or(0);
     let mut added = Vec::new();
     for place in count..count + number {
@@ -242,30 +327,51 @@ fn draft(fields: &Fields<'_>, wishes: &Wishes, layers: &[Layer]) -> Result<Vec<L
                 attention::compressed(fields, ratio)?
             }
             None => {
-                // Where lists go by layer, a draft's layer is like the last.
-                attention::stores(fields, Kind::Full, count - 1, wishes)?
+                // Where numbers go by layer, a draft's layer is like the last.
+                let kind = kinds.get(place as usize).copied().unwrap_or(Kind::Full);
+                attention::stores(fields, kind, count - 1, wishes)?
             }
         };
         for (suffix, store) in stores {
             let heads = attention::query_heads(fields, count - 1, wishes);
             added.push(Layer {
                 is_draft: true,
-                ..layer(format!("draft.layers.{place}.self_attn{suffix}"), last, store, heads)
+                ..layer(
+                    format!("draft.layers.{place}.self_attn{suffix}"),
+                    last,
+                    store,
+                    heads,
+                )
             });
         }
     }
     fields.note(match ratios {
         Some(_) => format!("{number} draft layers, by their compress_ratios"),
-        None => format!("{number} draft layers, each with full attention like that of the model's own"),
+        None if kinds.len() as u64 > count => {
+            format!("{number} draft layers, of the kinds that the list of kinds ends with")
+        }
+        None => {
+            format!("{number} draft layers, each with full attention like that of the model's own")
+        }
     });
     Ok(added)
 }
 
 /// Tokens of an encoder's output that cross attention keeps.
-pub fn encoder_tokens(fields: &Fields<'_>, wishes: &Wishes, layers: &[Layer]) -> Result<u64, ConfigError> {
-    let crosses = layers
-        .iter()
-        .any(|layer| matches!(layer.store, Store::KeyValue { reach: Reach::Encoder, .. }));
+pub fn encoder_tokens(
+    fields: &Fields<'_>,
+    wishes: &Wishes,
+    layers: &[Layer],
+) -> Result<u64, ConfigError> {
+    let crosses = layers.iter().any(|layer| {
+        matches!(
+            layer.store,
+            Store::KeyValue {
+                reach: Reach::Encoder,
+                ..
+            }
+        )
+    });
     if !crosses {
         return Ok(0);
     }
@@ -273,7 +379,11 @@ pub fn encoder_tokens(fields: &Fields<'_>, wishes: &Wishes, layers: &[Layer]) ->
         return Ok(tokens);
     }
     let names: &[&str] = match is_encoder_decoder(fields) {
-        true => &["max_source_positions", "max_position_embeddings", "n_positions"],
+        true => &[
+            "max_source_positions",
+            "max_position_embeddings",
+            "n_positions",
+        ],
         false => &["max_source_positions"],
     };
     match fields.known(names)? {

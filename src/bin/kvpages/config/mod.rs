@@ -160,7 +160,6 @@ pub fn read(text: &str, wishes: &Wishes) -> Result<Described, ConfigError> {
     })
 }
 
-
 /// Names that messages list.
 fn list(names: &[&str]) -> String {
     names.join(", ")

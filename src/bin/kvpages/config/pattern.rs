@@ -62,13 +62,31 @@ const NAMES: &[(&str, Kind)] = &[
 /// Fields that decide layers in ways that only these rules know. An unknown family that has one of
 /// them and is not decided by a rule is refused.
 const TELLING: &[&str] = &[
-    "mamba", "ssm", "linear_attn", "linear_num", "linear_conv", "lightning", "recurrent", "rwkv", "lru",
-    "compress_rat", "hybrid", "block_types", "attn_type", "attention_type", "layer_pattern", "conv_l_cache",
-    "kv_shar", "shared_kv", "cross_attention_layers", "attention_chunk", "state_size",
+    "mamba",
+    "ssm",
+    "linear_attn",
+    "linear_num",
+    "linear_conv",
+    "lightning",
+    "recurrent",
+    "rwkv",
+    "lru",
+    "compress_rat",
+    "hybrid",
+    "block_types",
+    "attn_type",
+    "attention_type",
+    "layer_pattern",
+    "conv_l_cache",
+    "kv_shar",
+    "shared_kv",
+    "cross_attention_layers",
+    "attention_chunk",
+    "state_size",
 ];
 
-/// One kind for each of `count` layers.
-pub fn kinds(fields: &Fields<'_>, count: u64) -> Result<Vec<Kind>, ConfigError> {
+/// One kind for each of `count` layers, and for those of the draft where the file has them.
+pub fn kinds(fields: &Fields<'_>, count: u64, drafts: u64) -> Result<Vec<Kind>, ConfigError> {
     let rules: [fn(&Fields<'_>, u64) -> Result<Option<Vec<Kind>>, ConfigError>; 14] = [
         one_name_a_layer,
         letters_of_nemotron,
@@ -87,14 +105,20 @@ pub fn kinds(fields: &Fields<'_>, count: u64) -> Result<Vec<Kind>, ConfigError> 
     ];
     for rule in rules {
         if let Some(kinds) = rule(fields, count)? {
-            return expect_count(fields, kinds, count);
+            return expect_count(fields, kinds, count, drafts);
         }
     }
     uniform(fields, count)
 }
 
-fn expect_count(fields: &Fields<'_>, kinds: Vec<Kind>, count: u64) -> Result<Vec<Kind>, ConfigError> {
-    match kinds.len() as u64 == count {
+fn expect_count(
+    fields: &Fields<'_>,
+    kinds: Vec<Kind>,
+    count: u64,
+    drafts: u64,
+) -> Result<Vec<Kind>, ConfigError> {
+    let given = kinds.len() as u64;
+    match given == count || given == count.saturating_add(drafts) {
         true => Ok(kinds),
         false => refused(format!(
             "the list of kinds has {} entries, but {} is {count}",
@@ -110,9 +134,11 @@ fn uniform(fields: &Fields<'_>, count: u64) -> Result<Vec<Kind>, ConfigError> {
     let is_plain = defaults::is_plain(family);
     if !is_plain {
         let latent = fields.get("kv_lora_rank").is_some();
-        let telling = fields
-            .set()
-            .find(|name| TELLING.iter().any(|part| name.to_lowercase().contains(part)));
+        let telling = fields.set().find(|name| {
+            TELLING
+                .iter()
+                .any(|part| name.to_lowercase().contains(part))
+        });
         if let Some(name) = telling {
             return refused(format!(
                 "model_type {family} is not known here, and its field {} may decide what layers keep; \
@@ -129,7 +155,9 @@ fn uniform(fields: &Fields<'_>, count: u64) -> Result<Vec<Kind>, ConfigError> {
     let slides = fields.flag("use_sliding_window") != Some(false);
     let window = match defaults::windows_all(family) {
         true => fields.known(&["sliding_window"])?,
-        false => fields.number("sliding_window")?.filter(|window| *window > 0),
+        false => fields
+            .number("sliding_window")?
+            .filter(|window| *window > 0),
     };
     let kind = match window {
         Some(_) if slides && defaults::windows_all(family) => Kind::Sliding,
@@ -142,8 +170,14 @@ fn uniform(fields: &Fields<'_>, count: u64) -> Result<Vec<Kind>, ConfigError> {
         }
         _ => Kind::Full,
     };
+    if let (Some(window), Kind::Sliding) = (window, kind) {
+        fields.note(format!(
+            "sliding_window {window} holds for all layers of this family"
+        ));
+    }
     if window.is_some() && kind == Kind::Full {
-        fields.note("sliding_window is given, but this family does not use it: all layers are full");
+        fields
+            .note("sliding_window is given, but this family does not use it: all layers are full");
     }
     repeat(kind, count)
 }
@@ -157,11 +191,19 @@ fn each(count: u64, kind: impl Fn(u64) -> Kind) -> Result<Vec<Kind>, ConfigError
 }
 
 fn named(name: &str) -> Option<Kind> {
-    NAMES.iter().find(|(known, _)| *known == name).map(|(_, kind)| *kind)
+    NAMES
+        .iter()
+        .find(|(known, _)| *known == name)
+        .map(|(_, kind)| *kind)
 }
 
 fn one_name_a_layer(fields: &Fields<'_>, _: u64) -> Result<Option<Vec<Kind>>, ConfigError> {
-    for name in ["layer_types", "layers_block_type", "block_types", "layer_type"] {
+    for name in [
+        "layer_types",
+        "layers_block_type",
+        "block_types",
+        "layer_type",
+    ] {
         let Some(items) = fields.items(name)? else {
             continue;
         };
@@ -172,7 +214,11 @@ fn one_name_a_layer(fields: &Fields<'_>, _: u64) -> Result<Option<Vec<Kind>>, Co
                     refused(format!(
                         "{}[{layer}] is {item}; kinds of layers known here are {}",
                         fields.named(name),
-                        NAMES.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ")
+                        NAMES
+                            .iter()
+                            .map(|(name, _)| *name)
+                            .collect::<Vec<_>>()
+                            .join(", ")
                     ))
                 },
                 Ok,
@@ -188,15 +234,18 @@ fn letters_of_nemotron(fields: &Fields<'_>, _: u64) -> Result<Option<Vec<Kind>>,
     let Some(text) = fields.text("hybrid_override_pattern") else {
         return Ok(None);
     };
-    let kinds = text.chars().enumerate().map(|(layer, letter)| match letter {
-        'M' => Ok(Kind::Mamba),
-        '*' => Ok(Kind::Full),
-        '-' | 'E' => Ok(Kind::Nothing),
-        other => refused(format!(
-            "{} has the letter {other} for layer {layer}; known are M, *, - and E",
-            fields.named("hybrid_override_pattern")
-        )),
-    });
+    let kinds = text
+        .chars()
+        .enumerate()
+        .map(|(layer, letter)| match letter {
+            'M' => Ok(Kind::Mamba),
+            '*' => Ok(Kind::Full),
+            '-' | 'E' => Ok(Kind::Nothing),
+            other => refused(format!(
+                "{} has the letter {other} for layer {layer}; known are M, *, - and E",
+                fields.named("hybrid_override_pattern")
+            )),
+        });
     kinds.collect::<Result<Vec<_>, _>>().map(Some)
 }
 
@@ -208,7 +257,10 @@ fn kimi_lists(fields: &Fields<'_>, count: u64) -> Result<Option<Vec<Kind>>, Conf
     let list = |name: &str| -> Result<Vec<u64>, ConfigError> {
         let items = linear.get(name).and_then(Value::as_array);
         match items {
-            Some(items) => items.iter().map(|item| fields.as_number(name, item)).collect(),
+            Some(items) => items
+                .iter()
+                .map(|item| fields.as_number(name, item))
+                .collect(),
             None => refused(format!(
                 "the field {} is missing, the list of such layers",
                 fields.named(&format!("linear_attn_config.{name}"))
@@ -237,7 +289,13 @@ fn numbers_of_mimo(fields: &Fields<'_>, _: u64) -> Result<Option<Vec<Kind>>, Con
     let Some(numbers) = fields.numbers("hybrid_layer_pattern")? else {
         return Ok(None);
     };
-    let kind = |number: u64| if number == 1 { Kind::Sliding } else { Kind::Full };
+    let kind = |number: u64| {
+        if number == 1 {
+            Kind::Sliding
+        } else {
+            Kind::Full
+        }
+    };
     Ok(Some(numbers.into_iter().map(kind).collect()))
 }
 
@@ -246,7 +304,13 @@ fn numbers_of_minimax(fields: &Fields<'_>, _: u64) -> Result<Option<Vec<Kind>>, 
     let Some(numbers) = fields.numbers("attn_type_list")? else {
         return Ok(None);
     };
-    let kind = |number: u64| if number == 0 { Kind::Linear } else { Kind::Full };
+    let kind = |number: u64| {
+        if number == 0 {
+            Kind::Linear
+        } else {
+            Kind::Full
+        }
+    };
     Ok(Some(numbers.into_iter().map(kind).collect()))
 }
 
@@ -257,7 +321,13 @@ fn attention_indices(fields: &Fields<'_>, count: u64) -> Result<Option<Vec<Kind>
         ("full_attn_idxs", Kind::ShortConv),
     ] {
         if let Some(full) = fields.numbers(name)? {
-            let kind = |layer| if full.contains(&layer) { Kind::Full } else { other };
+            let kind = |layer| {
+                if full.contains(&layer) {
+                    Kind::Full
+                } else {
+                    other
+                }
+            };
             return each(count, kind).map(Some);
         }
     }
@@ -284,10 +354,17 @@ fn attention_period(fields: &Fields<'_>, count: u64) -> Result<Option<Vec<Kind>>
     let given = fields.number("attn_layer_offset")?;
     let offset = match given.or(defaults::of(fields.family(), "attn_layer_offset")) {
         Some(offset) => offset,
-        None => return refused(format!("the field {} is missing", fields.named("attn_layer_offset"))),
+        None => {
+            return refused(format!(
+                "the field {} is missing",
+                fields.named("attn_layer_offset")
+            ));
+        }
     };
     if given.is_none() {
-        fields.note(format!("attn_layer_offset is not given: {offset}, the default of the class"));
+        fields.note(format!(
+            "attn_layer_offset is not given: {offset}, the default of the class"
+        ));
     }
     each(count, |layer| match layer % period == offset {
         true => Kind::Full,
@@ -321,11 +398,17 @@ fn window_pattern(fields: &Fields<'_>, count: u64) -> Result<Option<Vec<Kind>>, 
     for name in ["sliding_window_pattern", "_sliding_window_pattern"] {
         if let Some(letters) = fields.text(name) {
             let letters: Vec<char> = letters.chars().collect();
-            let kinds = (0..count).map(|layer| match letters.get(layer as usize % letters.len().max(1)) {
-                Some('L') => Ok(Kind::Sliding),
-                Some('G') => Ok(Kind::Full),
-                _ => refused(format!("{} must be of the letters L and G", fields.named(name))),
-            });
+            let kinds =
+                (0..count).map(
+                    |layer| match letters.get(layer as usize % letters.len().max(1)) {
+                        Some('L') => Ok(Kind::Sliding),
+                        Some('G') => Ok(Kind::Full),
+                        _ => refused(format!(
+                            "{} must be of the letters L and G",
+                            fields.named(name)
+                        )),
+                    },
+                );
             return kinds.collect::<Result<Vec<_>, _>>().map(Some);
         }
         if let Some(Value::Number(_)) | None = fields.get(name)
@@ -347,7 +430,9 @@ fn window_pattern(fields: &Fields<'_>, count: u64) -> Result<Option<Vec<Kind>>, 
         "olmo3" => 4,
         _ => return Ok(None),
     };
-    fields.note(format!("layer_types is not given: one layer in {period} is full, as the class has it"));
+    fields.note(format!(
+        "layer_types is not given: one layer in {period} is full, as the class has it"
+    ));
     each(count, |layer| match (layer + 1) % period {
         0 => Kind::Full,
         _ => Kind::Sliding,
@@ -367,11 +452,23 @@ fn chunks_of_llama4(fields: &Fields<'_>, count: u64) -> Result<Option<Vec<Kind>>
     if chunk.is_none() {
         return repeat(Kind::Full, count).map(Some);
     }
-    if let Some(rotary) = fields.numbers("no_rope_layers")?.filter(|list| !list.is_empty()) {
-        let kind = |number: u64| if number == 0 { Kind::Full } else { Kind::Chunked };
+    if let Some(rotary) = fields
+        .numbers("no_rope_layers")?
+        .filter(|list| !list.is_empty())
+    {
+        let kind = |number: u64| {
+            if number == 0 {
+                Kind::Full
+            } else {
+                Kind::Chunked
+            }
+        };
         return Ok(Some(rotary.into_iter().map(kind).collect()));
     }
-    let interval = fields.required(&["no_rope_layer_interval"], "every how many layers one is full")?;
+    let interval = fields.required(
+        &["no_rope_layer_interval"],
+        "every how many layers one is full",
+    )?;
     each(count, |layer| match (layer + 1) % interval {
         0 => Kind::Full,
         _ => Kind::Chunked,
@@ -384,13 +481,20 @@ fn cross_layers(fields: &Fields<'_>, count: u64) -> Result<Option<Vec<Kind>>, Co
     let Some(cross) = fields.numbers("cross_attention_layers")? else {
         return Ok(None);
     };
-    let kind = |layer| if cross.contains(&layer) { Kind::Cross } else { Kind::Full };
+    let kind = |layer| {
+        if cross.contains(&layer) {
+            Kind::Cross
+        } else {
+            Kind::Full
+        }
+    };
     each(count, kind).map(Some)
 }
 
 /// Qwen 2 and 3: windows from a layer on, where they are used at all.
 fn windows_above(fields: &Fields<'_>, count: u64) -> Result<Option<Vec<Kind>>, ConfigError> {
-    if fields.flag("use_sliding_window") != Some(true) || fields.number("sliding_window")?.is_none() {
+    if fields.flag("use_sliding_window") != Some(true) || fields.number("sliding_window")?.is_none()
+    {
         return Ok(None);
     }
     let Some(first) = fields.number("max_window_layers")? else {

@@ -28,14 +28,19 @@ fn split(fields: &Fields<'_>, what: &str, number: u64, ranks: u64) -> Result<u64
 /// A convolution keeps all but the newest of its inputs.
 fn earlier(fields: &Fields<'_>, name: &str, kernel: u64) -> Result<u64, ConfigError> {
     match kernel {
-        0 | 1 => refused(format!("{} is {kernel}; it must be at least 2", fields.named(name))),
+        0 | 1 => refused(format!(
+            "{} is {kernel}; it must be at least 2",
+            fields.named(name)
+        )),
         kernel => Ok(kernel - 1),
     }
 }
 
 /// A product of what a file says.
 fn times(numbers: &[u64]) -> Result<u64, ConfigError> {
-    let product = numbers.iter().try_fold(1u64, |product, number| product.checked_mul(*number));
+    let product = numbers
+        .iter()
+        .try_fold(1u64, |product, number| product.checked_mul(*number));
     let product = product.filter(|product| *product <= i64::MAX as u64);
     product.ok_or_else(|| ConfigError(format!("the product of {numbers:?} is more than 63 bits")))
 }
@@ -45,11 +50,18 @@ fn recurrent_dtype(fields: &Fields<'_>, wishes: &Wishes) -> Result<Dtype, Config
     if let Some(dtype) = wishes.state_dtype {
         return Ok(dtype);
     }
-    for name in ["mamba_ssm_dtype", "mamba_ssm_cache_dtype", "ssm_cache_dtype"] {
+    for name in [
+        "mamba_ssm_dtype",
+        "mamba_ssm_cache_dtype",
+        "ssm_cache_dtype",
+    ] {
         if let Some(text) = fields.text(name).filter(|text| *text != "auto") {
             return match crate::units::dtype(text) {
                 Some(dtype) => Ok(dtype),
-                None => refused(format!("{} is \"{text}\", no type known here", fields.named(name))),
+                None => refused(format!(
+                    "{} is \"{text}\", no type known here",
+                    fields.named(name)
+                )),
             };
         }
     }
@@ -92,13 +104,21 @@ fn inner_width(fields: &Fields<'_>) -> Result<u64, ConfigError> {
 
 fn mamba1(fields: &Fields<'_>, wishes: &Wishes) -> Result<Store, ConfigError> {
     let ranks = wishes.tensor_parallel;
-    let width = split(fields, "the width of a Mamba layer", inner_width(fields)?, ranks)?;
+    let width = split(
+        fields,
+        "the width of a Mamba layer",
+        inner_width(fields)?,
+        ranks,
+    )?;
     let state = fields.required(STATE, "the size of a Mamba state")?;
     let kernel = fields.required(CONV, "the length of a Mamba convolution")?;
     Ok(Store::State {
         kind: StateKind::Mamba1,
         states: vec![
-            (fields.dtype()?, vec![earlier(fields, CONV[0], kernel)?, width]),
+            (
+                fields.dtype()?,
+                vec![earlier(fields, CONV[0], kernel)?, width],
+            ),
             (recurrent_dtype(fields, wishes)?, vec![width, state]),
         ],
     })
@@ -106,22 +126,43 @@ fn mamba1(fields: &Fields<'_>, wishes: &Wishes) -> Result<Store, ConfigError> {
 
 fn mamba2(fields: &Fields<'_>, wishes: &Wishes, heads: u64) -> Result<Store, ConfigError> {
     let ranks = wishes.tensor_parallel;
-    let own_names: &[&str] = if fields.family() == "mamba2" { &["head_dim"] } else { HEAD_DIM };
-    let is_auto = own_names.iter().any(|name| fields.text(name) == Some("auto"));
-    let given = if is_auto { None } else { fields.known(own_names)? };
+    let own_names: &[&str] = if fields.family() == "mamba2" {
+        &["head_dim"]
+    } else {
+        HEAD_DIM
+    };
+    let is_auto = own_names
+        .iter()
+        .any(|name| fields.text(name) == Some("auto"));
+    let given = if is_auto {
+        None
+    } else {
+        fields.known(own_names)?
+    };
     let head_dim = match given {
         Some(width) => width,
         None => {
-            let width = split(fields, "the width of a Mamba layer", inner_width(fields)?, heads);
-            width.map_err(|_| ConfigError(format!(
-                "the width of a Mamba layer is no multiple of its {heads} heads; give {}",
-                fields.named(own_names[0])
-            )))?
+            let width = split(
+                fields,
+                "the width of a Mamba layer",
+                inner_width(fields)?,
+                heads,
+            );
+            width.map_err(|_| {
+                ConfigError(format!(
+                    "the width of a Mamba layer is no multiple of its {heads} heads; give {}",
+                    fields.named(own_names[0])
+                ))
+            })?
         }
     };
     let groups = fields.required(GROUPS, "the groups of a Mamba 2 layer")?;
     // Ranks that share a group each hold a copy of it.
-    let groups = if groups.is_multiple_of(ranks) { groups } else { groups.max(ranks) };
+    let groups = if groups.is_multiple_of(ranks) {
+        groups
+    } else {
+        groups.max(ranks)
+    };
     let state = fields.required(STATE, "the size of a Mamba state")?;
     let kernel = fields.required(CONV, "the length of a Mamba convolution")?;
     let inner = times(&[heads, head_dim])?;
@@ -131,10 +172,17 @@ fn mamba2(fields: &Fields<'_>, wishes: &Wishes, heads: u64) -> Result<Store, Con
     Ok(Store::State {
         kind: StateKind::Mamba2,
         states: vec![
-            (fields.dtype()?, vec![earlier(fields, CONV[0], kernel)?, convolved]),
+            (
+                fields.dtype()?,
+                vec![earlier(fields, CONV[0], kernel)?, convolved],
+            ),
             (
                 recurrent_dtype(fields, wishes)?,
-                vec![split(fields, "the number of Mamba heads", heads, ranks)?, head_dim, state],
+                vec![
+                    split(fields, "the number of Mamba heads", heads, ranks)?,
+                    head_dim,
+                    state,
+                ],
             ),
         ],
     })
@@ -148,7 +196,9 @@ pub fn linear(fields: &Fields<'_>, wishes: &Wishes) -> Result<Store, ConfigError
     if fields.known(&["linear_num_value_heads"])?.is_some() {
         return gated_delta_net(fields, wishes);
     }
-    if ["minimax", "minimax_text_01"].contains(&fields.family()) || fields.get("attn_type_list").is_some() {
+    if ["minimax", "minimax_text_01"].contains(&fields.family())
+        || fields.get("attn_type_list").is_some()
+    {
         return lightning(fields, wishes);
     }
     refused(format!(
@@ -174,7 +224,10 @@ fn gated_delta_net(fields: &Fields<'_>, wishes: &Wishes) -> Result<Store, Config
         states: vec![
             (
                 fields.dtype()?,
-                vec![earlier(fields, "linear_conv_kernel_dim", kernel)?, convolved],
+                vec![
+                    earlier(fields, "linear_conv_kernel_dim", kernel)?,
+                    convolved,
+                ],
             ),
             (recurrent_dtype(fields, wishes)?, vec![values, value, key]),
         ],
@@ -186,14 +239,25 @@ pub fn kda(fields: &Fields<'_>, wishes: &Wishes) -> Result<Store, ConfigError> {
     let config = fields.get("linear_attn_config");
     let need = |name: &str| {
         let full = format!("linear_attn_config.{name}");
-        match config.and_then(|config| config.get(name)).filter(|value| !value.is_null()) {
+        match config
+            .and_then(|config| config.get(name))
+            .filter(|value| !value.is_null())
+        {
             Some(value @ Value::Number(_)) => fields.as_number(&full, value),
-            _ => refused(format!("the field {} is missing, of Kimi's delta attention", fields.named(&full))),
+            _ => refused(format!(
+                "the field {} is missing, of Kimi's delta attention",
+                fields.named(&full)
+            )),
         }
     };
     let (heads, width) = (need("num_heads")?, need("head_dim")?);
     let kernel = need("short_conv_kernel_size")?;
-    let heads = split(fields, "linear_attn_config.num_heads", heads, wishes.tensor_parallel)?;
+    let heads = split(
+        fields,
+        "linear_attn_config.num_heads",
+        heads,
+        wishes.tensor_parallel,
+    )?;
     let convolved = vec![
         earlier(fields, "linear_attn_config.short_conv_kernel_size", kernel)?,
         times(&[heads, width])?,
@@ -202,17 +266,29 @@ pub fn kda(fields: &Fields<'_>, wishes: &Wishes) -> Result<Store, ConfigError> {
     let recurrent = wishes.state_dtype.unwrap_or(Dtype::F32);
     Ok(Store::State {
         kind: StateKind::Linear,
-        states: vec![conv.clone(), conv.clone(), conv, (recurrent, vec![heads, width, width])],
+        states: vec![
+            conv.clone(),
+            conv.clone(),
+            conv,
+            (recurrent, vec![heads, width, width]),
+        ],
     })
 }
 
 /// MiniMax's lightning attention: one square for each query head.
 fn lightning(fields: &Fields<'_>, wishes: &Wishes) -> Result<Store, ConfigError> {
-    let heads = split(fields, "the number of heads", fields.heads(0)?, wishes.tensor_parallel)?;
+    let heads = split(
+        fields,
+        "the number of heads",
+        fields.heads(0)?,
+        wishes.tensor_parallel,
+    )?;
     let width = fields.head_dim()?;
     let dtype = wishes.state_dtype.unwrap_or(Dtype::F32);
     if wishes.state_dtype.is_none() {
-        fields.note("states of lightning attention are taken to be float32; --state-dtype changes it");
+        fields.note(
+            "states of lightning attention are taken to be float32; --state-dtype changes it",
+        );
     }
     Ok(Store::State {
         kind: StateKind::Linear,
@@ -224,9 +300,17 @@ fn lightning(fields: &Fields<'_>, wishes: &Wishes) -> Result<Store, ConfigError>
 pub fn short_conv(fields: &Fields<'_>, wishes: &Wishes) -> Result<Store, ConfigError> {
     let kernel = fields.required(&["conv_L_cache"], "the length of a short convolution")?;
     let hidden = fields.required(HIDDEN, "the width of a short convolution")?;
-    let width = split(fields, "the width of a short convolution", hidden, wishes.tensor_parallel)?;
+    let width = split(
+        fields,
+        "the width of a short convolution",
+        hidden,
+        wishes.tensor_parallel,
+    )?;
     Ok(Store::State {
         kind: StateKind::ShortConv,
-        states: vec![(fields.dtype()?, vec![earlier(fields, "conv_L_cache", kernel)?, width])],
+        states: vec![(
+            fields.dtype()?,
+            vec![earlier(fields, "conv_L_cache", kernel)?, width],
+        )],
     })
 }

@@ -40,7 +40,10 @@ pub struct Canvas {
 impl Canvas {
     /// An empty picture.
     pub fn new(width: f64) -> Canvas {
-        Canvas { width, body: String::new() }
+        Canvas {
+            width,
+            body: String::new(),
+        }
     }
 
     /// A rectangle, with the bytes it stands for, and what is said where a pointer rests on it.
