@@ -108,7 +108,7 @@ pub struct PlanArgs {
     pub policy: PolicyName,
 
     /// Attention backend whose kernels read the pages: auto (FlashAttention, FlashMLA or what the layers need),
-    /// none, or a preset. Those for latents go to latents, the others to keys and values
+    /// none, or a preset of docs/backends.md, such as flash-infer-nhd or triton-mla. Those for latents go to latents, the others to keys and values
     #[arg(long, value_name = "PRESET", default_value = "auto", hide_possible_values = true, value_parser = backend_names())]
     pub backend: String,
 

@@ -57,7 +57,11 @@ pub fn table(rows: &[Row<'_>]) -> String {
     let Some(first) = rows.iter().find_map(|(_, answer)| answer.as_ref().ok()) else {
         return String::new();
     };
-    let mut out = format!("{}\n\n", crate::report::title(first));
+    let mut out = format!(
+        "{}, policy {}\n\n",
+        crate::report::model(first),
+        first.question.policy.name()
+    );
     let (longest, typical) = (first.longest.len, first.typical.len);
     let same = rows
         .iter()

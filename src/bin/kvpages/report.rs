@@ -31,30 +31,43 @@ pub fn text(answer: &Answer, explain: bool) -> String {
     out
 }
 
-/// What is planned, in a line or two.
+/// What is planned, in a line.
 pub fn title(answer: &Answer) -> String {
-    let described = &answer.described;
     let question = &answer.question;
-    let architecture = match &described.architecture {
-        Some(name) => format!(" ({name})"),
-        None => String::new(),
-    };
-    let owning = described
-        .layers
-        .iter()
-        .filter(|layer| layer.shares_with.is_none())
-        .count();
     let ranks = match (question.tp, question.pp) {
         (1, 1) => "one rank".to_owned(),
         (tp, 1) => format!("{tp} ranks"),
         (tp, pp) => format!("{} ranks, {pp} stages of {tp}", tp.saturating_mul(pp)),
     };
     format!(
-        "{}{architecture}: {} layers, {owning} caches, {} cache, {ranks}, policy {}",
+        "{}, {} cache, {ranks}, policy {}",
+        model(answer),
+        question.kv.name(answer.described.dtype),
+        question.policy.name(),
+    )
+}
+
+/// The model and what of it keeps something.
+pub fn model(answer: &Answer) -> String {
+    let described = &answer.described;
+    let architecture = match &described.architecture {
+        Some(name) => format!(" ({name})"),
+        None => String::new(),
+    };
+    let sharing = |layer: &&crate::config::Layer| layer.shares_with.is_some();
+    let shared = match described.layers.iter().filter(sharing).count() {
+        0 => String::new(),
+        shared => format!(" and {shared} that read another's"),
+    };
+    let owning = described
+        .layers
+        .iter()
+        .filter(|layer| layer.shares_with.is_none());
+    format!(
+        "{}{architecture}: {} layers, {} caches{shared}",
         described.model_type,
         described.num_layers,
-        question.kv.name(described.dtype),
-        question.policy.name(),
+        owning.count(),
     )
 }
 
