@@ -7,6 +7,7 @@ use serde_json::Value;
 use crate::args::{MaxLen, PlanArgs, PolicyName};
 use crate::build::{self, Backends, Choices, KvType};
 use crate::config::{self, Described, Wishes};
+use crate::units::size;
 
 /// What is asked of a plan.
 #[derive(Debug, Clone, PartialEq)]
@@ -53,23 +54,51 @@ impl Question {
 
 /// Why there is no answer.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Refusal {
-    /// The config, or what it makes with the arguments.
-    Config(String),
-    /// The plan.
-    Plan(PlanError),
-}
+pub struct Refusal(pub String);
 
 impl std::fmt::Display for Refusal {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Refusal::Config(text) => f.write_str(text),
-            Refusal::Plan(error @ PlanError::NotEnoughMemory { longest, .. }) if *longest > 0 => {
-                write!(f, "{error} (--max-model-len auto does that)")
-            }
-            Refusal::Plan(error) => write!(f, "{error}"),
-        }
+        f.write_str(&self.0)
     }
+}
+
+/// A plan's error in the words of the arguments.
+fn plan_refusal(error: &PlanError, question: &Question) -> Refusal {
+    let rank = |worker: usize| match question.pp {
+        1 => "a rank".to_owned(),
+        _ => format!("a rank of stage {worker}"),
+    };
+    Refusal(match *error {
+        PlanError::NotEnoughMemory {
+            worker,
+            needed,
+            available,
+            max_model_len,
+            longest,
+        } => format!(
+            "one request of {max_model_len} tokens needs {} ({needed} bytes) on {}, which has {} ({available} bytes); {}",
+            size(needed),
+            rank(worker),
+            size(available),
+            match longest {
+                0 => "no length fits: give more memory".to_owned(),
+                longest => format!(
+                    "the longest that fits is {longest} tokens: give --max-model-len {longest}, or auto, or more memory"
+                ),
+            }
+        ),
+        PlanError::AutoFitImpossible {
+            worker,
+            needed,
+            available,
+        } => format!(
+            "a request of 1 token needs {} ({needed} bytes) on {}, which has {} ({available} bytes), so no length fits: give more memory",
+            size(needed),
+            rank(worker),
+            size(available),
+        ),
+        ref other => other.to_string(),
+    })
 }
 
 /// A plan and what it says.
@@ -118,7 +147,7 @@ pub fn answer(text: &str, args: &PlanArgs, question: &Question) -> Result<Answer
         state_dtype: args.state_dtype,
         encoder_tokens: args.encoder_tokens,
     };
-    let described = config::read(text, &wishes).map_err(|error| Refusal::Config(error.0))?;
+    let described = config::read(text, &wishes).map_err(|error| Refusal(error.0))?;
     let mut described = described;
     let max_len = longest(&mut described, question)?;
     let choices = Choices {
@@ -128,7 +157,7 @@ pub fn answer(text: &str, args: &PlanArgs, question: &Question) -> Result<Answer
         max_len,
         stages: question.pp,
     };
-    let stages = build::stages(&described, &choices).map_err(Refusal::Config)?;
+    let stages = build::stages(&described, &choices).map_err(Refusal)?;
     note_choices(&mut described, question);
     let memory_bytes = i64::try_from(question.memory).unwrap_or(i64::MAX);
     let workers: Vec<Worker> = stages
@@ -157,7 +186,7 @@ pub fn answer(text: &str, args: &PlanArgs, question: &Question) -> Result<Answer
         typical_len: question.typical_len.min(max_len),
         choose_block_sizes: question.block_size.is_none() && !build::blocks_are_fixed(&described),
     };
-    let plan = plan(&workers, &config).map_err(Refusal::Plan)?;
+    let plan = plan(&workers, &config).map_err(|error| plan_refusal(&error, question))?;
     let explanation = serde_json::from_str(&plan.explain_json()).unwrap_or_default();
     let fitted = plan.config.limits.max_model_len;
     let further = plan.workers.iter().map(|worker| {
@@ -204,7 +233,9 @@ fn further_token(spec: &Spec) -> f64 {
 }
 
 fn holds(plan: &Plan, len: u64) -> Result<Holds, Refusal> {
-    let capacity = plan.capacity_of(len).map_err(Refusal::Plan)?;
+    let capacity = plan
+        .capacity_of(len)
+        .map_err(|error| Refusal(error.to_string()))?;
     let largest = plan
         .workers
         .iter()
@@ -233,7 +264,7 @@ fn longest(described: &mut Described, question: &Question) -> Result<u64, Refusa
         }
         (Some(MaxLen::Tokens(tokens)), _) => Ok(tokens),
         (_, Some(own)) => Ok(own),
-        (_, None) => Err(Refusal::Config(format!(
+        (_, None) => Err(Refusal(format!(
             "model_type {}: the config does not say how long sequences may be (max_position_embeddings); give --max-model-len",
             described.model_type
         ))),

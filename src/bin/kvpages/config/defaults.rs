@@ -3,8 +3,11 @@
 //! Each is the default of the class of that `model_type` in Hugging Face transformers. Only fields
 //! that published files of the family do leave out are listed; elsewhere a missing field is refused.
 
+/// A field's name and its default.
+type Field = (&'static str, u64);
+
 /// Fields of families that agree on them.
-const OF_FAMILIES: &[(&[&str], &[(&str, u64)])] = &[
+const OF_FAMILIES: &[(&[&str], &[Field])] = &[
     (
         &["gemma"],
         &[

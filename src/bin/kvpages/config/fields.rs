@@ -60,7 +60,14 @@ pub const KV_HEADS: &[&str] = &[
     "num_attention_groups",
 ];
 /// Names of the width of the residual stream.
-pub const HIDDEN: &[&str] = &["hidden_size", "n_embd", "d_model", "model_dim", "dim"];
+pub const HIDDEN: &[&str] = &[
+    "hidden_size",
+    "n_embd",
+    "n_embed",
+    "d_model",
+    "model_dim",
+    "dim",
+];
 const HEAD_DIM: &[&str] = &[
     "head_dim",
     "attention_head_dim",
@@ -335,8 +342,24 @@ impl<'a> Fields<'a> {
 
     /// Key-value heads of a layer.
     pub fn kv_heads(&self, layer: u64) -> Result<u64, ConfigError> {
+        // Hunyuan's layers may read the keys and values of the one before.
+        if self.flag("use_cla") == Some(true) {
+            return refused(format!(
+                "model_type {}: {} is true, layers that share keys and values in a way not known here",
+                self.family,
+                self.named("use_cla")
+            ));
+        }
         if let Some(heads) = self.of_layer(KV_HEADS, layer)? {
             return Ok(heads);
+        }
+        // DBRX keeps it with the rest of its attention.
+        let nested = self
+            .get("attn_config")
+            .and_then(|config| config.get("kv_n_heads"));
+        if let Some(value) = nested.filter(|value| !value.is_null()) {
+            let heads = self.as_number("attn_config.kv_n_heads", value)?;
+            return self.positive("attn_config.kv_n_heads", heads);
         }
         // Falcon's first files: one head for all queries.
         if self.flag("multi_query") == Some(true)

@@ -65,29 +65,48 @@ const TELLING: &[&str] = &[
     "mamba",
     "ssm",
     "linear_attn",
+    "linear_attention",
     "linear_num",
     "linear_conv",
+    "linear_silu",
     "lightning",
     "recurrent",
+    "retention",
+    "delta_net",
     "rwkv",
     "lru",
     "compress_rat",
+    "kv_compress",
     "hybrid",
     "block_types",
     "attn_type",
     "attention_type",
     "layer_pattern",
+    "layer_group",
+    "attn_layer",
+    "full_attn",
+    "attention_layers",
     "conv_l_cache",
+    "conv_kernel",
+    "conv1d",
+    "short_conv",
+    "d_conv",
     "kv_shar",
     "shared_kv",
-    "cross_attention_layers",
+    "cla_share",
+    "yoco",
     "attention_chunk",
     "state_size",
+    "sparse_attention",
+    "global_attn",
 ];
+
+/// Decides the kinds of so many layers where its fields are given.
+type Rule = fn(&Fields<'_>, u64) -> Result<Option<Vec<Kind>>, ConfigError>;
 
 /// One kind for each of `count` layers, and for those of the draft where the file has them.
 pub fn kinds(fields: &Fields<'_>, count: u64, drafts: u64) -> Result<Vec<Kind>, ConfigError> {
-    let rules: [fn(&Fields<'_>, u64) -> Result<Option<Vec<Kind>>, ConfigError>; 14] = [
+    let rules: [Rule; 14] = [
         one_name_a_layer,
         letters_of_nemotron,
         kimi_lists,
@@ -146,9 +165,14 @@ fn uniform(fields: &Fields<'_>, count: u64) -> Result<Vec<Kind>, ConfigError> {
                 fields.named(name)
             ));
         }
-        if !latent {
+        if !defaults::is_known(family) {
+            let what = if latent {
+                "latents (MLA)"
+            } else {
+                "keys and values"
+            };
             fields.note(format!(
-                "model_type {family} is not known here: planned from its plain fields, all layers alike"
+                "model_type {family} is not known here: planned from its plain fields, all layers alike with {what}"
             ));
         }
     }

@@ -74,7 +74,7 @@ fn recurrent_dtype(fields: &Fields<'_>, wishes: &Wishes) -> Result<Dtype, Config
 
 /// A Mamba layer: the second version where it has heads, else the first.
 pub fn mamba(fields: &Fields<'_>, wishes: &Wishes) -> Result<Store, ConfigError> {
-    let first = ["jamba", "mamba", "falcon_mamba"].contains(&fields.family());
+    let first = ["jamba", "mamba", "falcon_mamba", "zamba"].contains(&fields.family());
     let heads = match (first, fields.family()) {
         (true, _) => None,
         // The plain model's own names.
