@@ -288,7 +288,7 @@ fn group_row(answer: &Answer, number: usize) -> GroupRow {
         layers: names.len(),
         block: specs[0].as_attention().map(|_| group.spec.block_size()),
         pages: (pages().min().unwrap_or(0), pages().max().unwrap_or(0)),
-        padding: padding.sum::<u64>() * times,
+        padding: padding.fold(0, u64::saturating_add).saturating_mul(times),
         blocks,
         names: some_of(&names),
         is_draft: group.is_draft,

@@ -3,6 +3,8 @@ use std::collections::BTreeSet;
 use kvpages::dtype::Dtype;
 use serde_json::Value;
 
+use crate::build::{self, Backends, Choices, KvType};
+
 use super::{Described, Part, Reach, Store, Wishes, read};
 
 const WISHES: Wishes = Wishes {
@@ -710,4 +712,80 @@ fn parts_of_deepseek_v4_are_those_recorded() {
         })
         .collect();
     assert_eq!(own, recorded);
+}
+
+/// Whatever a file says, there is a plan to make or a refusal, never a panic.
+#[test]
+fn hostile_values_are_read_or_refused() {
+    let odd = |text: &str| serde_json::from_str::<Value>(text).unwrap();
+    let values = [
+        "null",
+        "true",
+        "false",
+        "0",
+        "1",
+        "-1",
+        "0.5",
+        "7",
+        "1e300",
+        "9223372036854775807",
+        "18446744073709551615",
+        "\"\"",
+        "\"x\"",
+        "[]",
+        "[0]",
+        "[-1, 1e30]",
+        "[null]",
+        "[[]]",
+        "{}",
+        "{\"a\": 1}",
+        "[\"attention\"]",
+    ]
+    .map(odd);
+    let folder = format!("{}/tests/cli/configs", env!("CARGO_MANIFEST_DIR"));
+    let (mut planned, mut refused) = (0, 0);
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        let name = name.strip_suffix(".json").unwrap();
+        for field in field_paths(&serde_json::from_str(&fixture(name)).unwrap(), "") {
+            for value in &values {
+                let text = changed(name, &field, Some(value.clone()));
+                for (tensor_parallel, draft) in
+                    [(1, false), (1, true), (7, false), (u64::MAX, false)]
+                {
+                    let wishes = Wishes {
+                        tensor_parallel,
+                        draft,
+                        ..WISHES
+                    };
+                    let Ok(described) = read(&text, &wishes) else {
+                        refused += 1;
+                        continue;
+                    };
+                    let choices = Choices {
+                        kv: KvType::Auto,
+                        block_size: None,
+                        backends: Backends::Auto,
+                        max_len: described.max_len.unwrap_or(4096),
+                        stages: 1,
+                    };
+                    // Thousands of layers are one more number; a few say as much.
+                    if described.layers.len() < 1000 {
+                        let _ = build::stages(&described, &choices);
+                    }
+                    planned += 1;
+                }
+            }
+        }
+    }
+    assert!(planned > 1000 && refused > 1000, "{planned} {refused}");
+}
+
+fn field_paths(value: &Value, before: &str) -> Vec<String> {
+    let mut paths = Vec::new();
+    for (name, inner) in value.as_object().into_iter().flatten() {
+        paths.push(format!("{before}{name}"));
+        paths.extend(field_paths(inner, &format!("{before}{name}.")));
+    }
+    paths
 }
