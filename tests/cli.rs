@@ -258,6 +258,75 @@ fn the_document_is_current() {
     );
 }
 
+/// The table of docs/plans.md has the same models, from layers that were written down for it.
+#[test]
+fn plans_are_those_of_the_document() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/plans.md");
+    let text = std::fs::read_to_string(path).unwrap();
+    for (row, name, arguments) in [
+        (
+            "llama31_8b_tp1 | 55 GiB",
+            "llama",
+            &["--memory", "55GiB"][..],
+        ),
+        (
+            "mixtral_8x7b_tp2 | 40 GiB",
+            "mixtral",
+            &["--memory", "40GiB", "--tp", "2"],
+        ),
+        (
+            "gpt_oss_20b_tp1 | 50 GiB",
+            "gpt_oss",
+            &["--memory", "50GiB"],
+        ),
+        ("gemma4_26b | 40 GiB", "gemma4", &["--memory", "40GiB"]),
+        (
+            "gemma4_26b_fp8 | 40 GiB",
+            "gemma4",
+            &["--memory", "40GiB", "--kv-dtype", "fp8"],
+        ),
+        (
+            "mimo_v2_flash_tp4 | 60 GiB",
+            "mimo_v2_flash",
+            &["--memory", "60GiB", "--tp", "4"],
+        ),
+        (
+            "step_3.7_flash_tp2 | 50 GiB",
+            "step3p7",
+            &["--memory", "50GiB", "--tp", "2"],
+        ),
+        (
+            "qwen3.5_35b_tp1 | 60 GiB",
+            "qwen3_5_moe",
+            &["--memory", "60GiB"],
+        ),
+        ("kimi_k2 | 60 GiB", "kimi_k2", &["--memory", "60GiB"]),
+        (
+            "glm_5.1_bf16 | 60 GiB",
+            "glm_moe_dsa",
+            &["--memory", "60GiB"],
+        ),
+        (
+            "glm_5.1_fp8 | 60 GiB",
+            "glm_moe_dsa",
+            &["--memory", "60GiB", "--kv-dtype", "fp8"],
+        ),
+    ] {
+        let line = text
+            .lines()
+            .find(|line| line.starts_with(&format!("| {row} |")))
+            .unwrap();
+        let cells: Vec<&str> = line.split('|').map(str::trim).collect();
+        let answer = json(name, arguments);
+        for (cell, place) in [(3, "/typical/tokens"), (6, "/longest/tokens")] {
+            let own = answer.pointer(place).unwrap().as_f64().unwrap();
+            let other: f64 = cells[cell].parse().unwrap();
+            // The table rounds to the nearest, the tool down.
+            assert!((own - other).abs() <= 1.0, "{row}: {own} and {other}");
+        }
+    }
+}
+
 #[test]
 fn lengths() {
     let own = json("qwen3", &["--memory", "40GiB"]);
@@ -439,6 +508,16 @@ fn wrong_arguments_and_files() {
             &["plan", &llama, "--memory", "40GiB", "--policy", "best"],
             2,
             "reference",
+        ),
+        (
+            &["plan", &fixture("gemma3n"), "--memory", "9GiB", "--pp", "4"],
+            1,
+            "on another stage",
+        ),
+        (
+            &["plan", "some/model", "--memory", "40GiB"],
+            2,
+            "nothing is downloaded",
         ),
         (
             &["plan", "/no/such/config.json", "--memory", "40GiB"],

@@ -172,6 +172,14 @@ pub fn stages(described: &Described, choices: &Choices) -> Result<Vec<Arc<Model>
         let mut model = Model::new();
         let here = |layer: &&Layer| (first..end).contains(&layer.place);
         for layer in described.layers.iter().filter(here) {
+            if let Some(target) = &layer.shares_with
+                && model.find(target).is_none()
+            {
+                return Err(format!(
+                    "--pp {}: layer {} reads the pages of {target}, which would be on another stage; use fewer stages",
+                    choices.stages, layer.name
+                ));
+            }
             builder.add(&mut model, layer, &mut made)?;
         }
         stages.push(Arc::new(model));

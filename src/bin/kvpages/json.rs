@@ -2,6 +2,9 @@
 
 use serde_json::{Value, json};
 
+use kvpages::dtype::Dtype;
+
+use crate::build::KvType;
 use crate::compare::Row;
 use crate::planning::{Answer, Holds, Question};
 use crate::report;
@@ -40,7 +43,12 @@ fn asked(question: &Question, answer: Option<&Answer>) -> Value {
         "memory_bytes": question.memory,
         "tensor_parallel": question.tp,
         "pipeline_parallel": question.pp,
-        "kv_dtype": answer.map(|answer| question.kv.name(answer.described.dtype)),
+        "kv_dtype": match (answer, question.kv) {
+            (Some(answer), kv) => kv.name(answer.described.dtype),
+            (None, KvType::Auto) => "auto".to_owned(),
+            // Others do not depend on the model.
+            (None, kv) => kv.name(Dtype::Bf16),
+        },
         "block_size": question.block_size,
         "max_batched_tokens": question.in_flight,
         "policy": question.policy.name(),

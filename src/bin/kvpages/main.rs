@@ -125,6 +125,11 @@ fn read(path: &Path) -> Result<String, Failure> {
             std::io::ErrorKind::InvalidData => {
                 format!("{}: it is no text in UTF-8", path.display())
             }
+            std::io::ErrorKind::NotFound => format!(
+                "{}: {error}; give the path of a config.json, of a folder that has one, or - for standard input \
+                 (nothing is downloaded)",
+                path.display()
+            ),
             _ => format!("{}: {error}", path.display()),
         })
     };

@@ -295,6 +295,22 @@ fn note_choices(described: &mut Described, question: &Question) {
             question.in_flight
         ));
     }
+    let latents = described.layers.iter().any(|layer| {
+        matches!(
+            layer.store,
+            config::Store::Latent { .. }
+                | config::Store::Indexer { .. }
+                | config::Store::Compressed { .. }
+        )
+    });
+    if latents && question.tp > 1 {
+        let note = "latents (MLA) are on every rank: more of --tp does not make them smaller";
+        described.notes.push(note.to_owned());
+    }
+    if build::blocks_are_fixed(described) && question.kv == KvType::Auto {
+        let note = "--kv-dtype fp8 is the packed format of 584 bytes that kernels of DeepSeek V4 usually read";
+        described.notes.push(note.to_owned());
+    }
     if question.pp > 1 {
         described.notes.push(format!(
             "layers are divided over {} stages evenly; those left over go to the stages before the last",
