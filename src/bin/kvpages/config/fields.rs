@@ -465,6 +465,50 @@ impl<'a> Fields<'a> {
     }
 }
 
+impl Fields<'_> {
+    /// Notes what the file says beside layers that an engine may act on, and that is planned only when it
+    /// is asked for.
+    pub fn note_what_engines_may_do(&self) {
+        let scheme = [self.inner, self.outer].into_iter().any(|map| {
+            let config = map.get("quantization_config");
+            ["kv_cache_scheme", "kv_cache_quant_algo"]
+                .into_iter()
+                .any(|name| {
+                    config
+                        .and_then(|config| config.get(name))
+                        .is_some_and(|value| !value.is_null())
+                })
+        });
+        if scheme {
+            self.note(
+                "quantization_config says that the cache is quantised too; --kv-dtype fp8 plans that where it is fp8",
+            );
+        }
+        if let (Some(stretched), Ok(Some(own))) = (self.stretched(), self.max_len())
+            && stretched > own
+        {
+            self.note(format!(
+                "rope scaling may stretch sequences from {own} to {stretched} tokens; --max-model-len plans that"
+            ));
+        }
+    }
+
+    /// Tokens that YaRN reaches.
+    fn stretched(&self) -> Option<u64> {
+        let scaling = self
+            .get("rope_scaling")
+            .or_else(|| self.get("rope_parameters"))?;
+        let kind = scaling
+            .get("rope_type")
+            .or_else(|| scaling.get("type"))?
+            .as_str()?;
+        let factor = scaling.get("factor")?.as_f64()?;
+        let original = scaling.get("original_max_position_embeddings")?.as_u64()?;
+        let tokens = factor * original as f64;
+        (kind == "yarn" && (1.0..1e15).contains(&tokens)).then_some(tokens as u64)
+    }
+}
+
 /// The model that decodes of a file that holds several.
 fn nested(map: &Map<String, Value>) -> Option<(&'static str, &Map<String, Value>)> {
     NESTED.iter().find_map(|name| {

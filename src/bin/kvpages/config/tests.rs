@@ -284,6 +284,22 @@ fn what_is_assumed_is_noted() {
         );
     }
     assert!(described("qwen3", 1).notes.is_empty());
+    let yarn = r#"{"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}"#;
+    let fp8 =
+        r#"{"quant_method": "modelopt", "kv_cache_scheme": {"num_bits": 8, "type": "float"}}"#;
+    for (field, value, expected) in [
+        ("rope_scaling", yarn, "from 40960 to 131072 tokens"),
+        ("quantization_config", fp8, "the cache is quantised too"),
+    ] {
+        let value = serde_json::from_str(value).unwrap();
+        let notes = read(&changed("qwen3", field, Some(value)), &WISHES)
+            .unwrap()
+            .notes;
+        assert!(
+            notes.iter().any(|note| note.contains(expected)),
+            "{field}: {notes:?}"
+        );
+    }
     let copies = described("llama", 16).notes;
     assert!(
         copies
