@@ -192,6 +192,7 @@ fn json_has_what_the_document_says() {
                 "block_size",
                 "smallest_page_bytes",
                 "largest_page_bytes",
+                "bytes_per_block",
                 "padding_bytes_per_block",
                 "blocks_per_longest",
                 "blocks_per_typical",

@@ -77,6 +77,7 @@ fn object(answer: &Answer) -> Value {
                 "block_size": row.block,
                 "smallest_page_bytes": row.pages.0,
                 "largest_page_bytes": row.pages.1,
+                "bytes_per_block": row.bytes,
                 "padding_bytes_per_block": row.padding,
                 "blocks_per_longest": row.blocks[0],
                 "blocks_per_typical": row.blocks[1],

@@ -156,7 +156,6 @@ fn legend(
             "",
         );
         let middle = y + 14.0;
-        let all = row.pages.1 as f64 * row.layers as f64;
         let cells = [
             number.to_string(),
             row.layers.to_string(),
@@ -167,24 +166,20 @@ fn legend(
             },
             match row.padding {
                 0 => "none".to_owned(),
-                padding => format!("{:.1} %", 100.0 * padding as f64 / all.max(1.0)),
+                _ => format!("{:.1} %", 100.0 * row.padding_share()),
             },
             grouped(row.blocks[0]),
         ];
         for (cell, (_, x, anchor)) in cells.iter().zip(COLUMNS) {
             canvas.text(x, middle, 13.0, anchor, "#111", cell);
         }
-        let kind = match row.is_draft {
-            true => format!("{} (draft)", row.kinds),
-            false => row.kinds.clone(),
-        };
         canvas.text(
             112.0,
             middle,
             13.0,
             Anchor::Start,
             "#111",
-            &shortened(&kind, 48),
+            &shortened(&row.kinds_text(), 48),
         );
         y += 20.0;
     }

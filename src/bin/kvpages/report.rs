@@ -226,14 +226,31 @@ pub struct GroupRow {
     pub block: Option<u64>,
     /// The smallest and the largest page in bytes.
     pub pages: (u64, u64),
-    /// Padding of all layers in a block, in bytes, on the first stage that has layers.
+    /// One block in all its layers, on all stages, in bytes.
+    pub bytes: u64,
+    /// Padding in it.
     pub padding: u64,
     /// Blocks of a longest request and of a usual one.
     pub blocks: [u64; 2],
     /// Some of the layers' names.
     pub names: String,
-    /// Whether it is a draft's.
+    /// Whether it holds layers of a draft.
     pub is_draft: bool,
+}
+
+impl GroupRow {
+    /// Kinds, and whether there are draft layers.
+    pub fn kinds_text(&self) -> String {
+        match self.is_draft {
+            true => format!("{}, with draft layers", self.kinds),
+            false => self.kinds.clone(),
+        }
+    }
+
+    /// The part of a block that is padding, 0 to 1.
+    pub fn padding_share(&self) -> f64 {
+        self.padding as f64 / self.bytes.max(1) as f64
+    }
 }
 
 /// All groups, in the order of their numbers.
@@ -260,13 +277,14 @@ fn group_row(answer: &Answer, number: usize) -> GroupRow {
         }
     }
     let pages = || specs.iter().map(|spec| spec.page().padded);
-    let padding = specs
-        .iter()
-        .map(|spec| spec.page().padded - spec.page().unpadded);
-    let times = match specs.len() {
-        1 => group.layers.len() as u64,
-        _ => 1,
-    };
+    let (mut bytes, mut padding) = (0u64, 0u64);
+    for group in workers.iter().map(|worker| &worker.groups[number]) {
+        for place in 0..group.layers.len() {
+            let page = group.spec.spec_of(place).page();
+            bytes = bytes.saturating_add(page.padded);
+            padding = padding.saturating_add(page.padded - page.unpadded);
+        }
+    }
     let blocks = [answer.longest.len, answer.typical.len].map(|len| {
         let limits = kvpages::spec::Limits {
             max_model_len: len,
@@ -288,7 +306,8 @@ fn group_row(answer: &Answer, number: usize) -> GroupRow {
         layers: names.len(),
         block: specs[0].as_attention().map(|_| group.spec.block_size()),
         pages: (pages().min().unwrap_or(0), pages().max().unwrap_or(0)),
-        padding: padding.fold(0, u64::saturating_add).saturating_mul(times),
+        bytes,
+        padding,
         blocks,
         names: some_of(&names),
         is_draft: group.is_draft,
@@ -336,7 +355,6 @@ fn groups(out: &mut String, answer: &Answer) {
     ]];
     let mut names = Vec::new();
     for (number, row) in group_rows(answer).into_iter().enumerate() {
-        let all = row.pages.1 as f64 * row.layers as f64;
         rows.push([
             number.to_string(),
             row.layers.to_string(),
@@ -345,13 +363,10 @@ fn groups(out: &mut String, answer: &Answer) {
                 (low, high) if low == high => grouped(high),
                 (low, high) => format!("{}-{}", grouped(low), grouped(high)),
             },
-            format!("{:.1} %", 100.0 * row.padding as f64 / all.max(1.0)),
+            format!("{:.1} %", 100.0 * row.padding_share()),
             grouped(row.blocks[0]),
             grouped(row.blocks[1]),
-            match row.is_draft {
-                true => format!("{} (draft)", row.kinds),
-                false => row.kinds.clone(),
-            },
+            row.kinds_text(),
         ]);
         names.push(row.names);
     }

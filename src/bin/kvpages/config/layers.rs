@@ -34,12 +34,16 @@ fn is_encoder_decoder(fields: &Fields<'_>) -> bool {
 
 /// All that keeps something.
 pub fn layers(fields: &Fields<'_>, wishes: &Wishes) -> Result<Vec<Layer>, ConfigError> {
-    let mut layers = match () {
-        () if is_encoder_decoder(fields) => encoder_decoder(fields, wishes)?,
-        () if fields.get("compress_ratios").is_some() => compressed(fields)?,
-        () if fields.get("block_configs").is_some() => searched(fields, wishes)?,
-        () if fields.family().starts_with("longcat_flash") => twice(fields, wishes)?,
-        () => by_kind(fields, wishes)?,
+    let mut layers = if is_encoder_decoder(fields) {
+        encoder_decoder(fields, wishes)?
+    } else if fields.get("compress_ratios").is_some() {
+        compressed(fields)?
+    } else if fields.get("block_configs").is_some() {
+        searched(fields, wishes)?
+    } else if fields.family().starts_with("longcat_flash") {
+        twice(fields, wishes)?
+    } else {
+        by_kind(fields, wishes)?
     };
     if wishes.draft {
         let draft = draft(fields, wishes, &layers)?;
@@ -346,12 +350,12 @@ fn draft(
         }
     }
     fields.note(match ratios {
-        Some(_) => format!("{number} draft layers, by their compress_ratios"),
+        Some(_) => format!("draft layers: {number}, by their compress_ratios"),
         None if kinds.len() as u64 > count => {
-            format!("{number} draft layers, of the kinds that the list of kinds ends with")
+            format!("draft layers: {number}, of the kinds that the list of kinds ends with")
         }
         None => {
-            format!("{number} draft layers, each with full attention like that of the model's own")
+            format!("draft layers: {number}, each with full attention like that of the model's own")
         }
     });
     Ok(added)
