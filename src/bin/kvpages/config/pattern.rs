@@ -199,7 +199,7 @@ fn uniform(fields: &Fields<'_>, count: u64) -> Result<Vec<Kind>, ConfigError> {
             "sliding_window {window} holds for all layers of this family"
         ));
     }
-    if window.is_some() && kind == Kind::Full {
+    if window.is_some() && slides && kind == Kind::Full {
         fields
             .note("sliding_window is given, but this family does not use it: all layers are full");
     }
