@@ -240,7 +240,7 @@ impl<'a> Builder<'a> {
             state_page: None,
         };
         if choices.block_size.is_some() && blocks_are_fixed(described) {
-            return Err("--block-size: the blocks of DeepSeek V4 are those of its kernels and cannot be changed".to_owned());
+            return Err("--block-size: layers of DeepSeek V4 have blocks of several sizes, which their kernels set, so that no one size can be given".to_owned());
         }
         if is_hybrid {
             builder.size_blocks()?;
