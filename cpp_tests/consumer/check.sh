@@ -58,7 +58,8 @@ cmake -S "$source" -B "$work/build" "${generator[@]}" -DCMAKE_INSTALL_LIBDIR="$l
 cmake --build "$work/build"
 cmake --install "$work/build" --prefix "$work/first" >/dev/null
 for file in include/kvpages/kvpages.h include/kvpages/kvpages.hpp "$lib/libkvpages.a" \
-    "$lib/libkvpages.so" "$lib/cmake/kvpages/kvpagesConfig.cmake" "$lib/pkgconfig/kvpages.pc"; do
+    "$lib/libkvpages.so" "$lib/cmake/kvpages/kvpagesConfig.cmake" "$lib/pkgconfig/kvpages.pc" \
+    bin/kvpages; do
     [[ -e $work/first/$file ]] || fail "$file is not installed"
 done
 if grep -rIl -e "$work" -e "$source" "$work/first"; then
@@ -70,6 +71,10 @@ soname=$(readelf -d "$work/first/$lib/libkvpages.so" | sed -n 's/.*soname: \[\(.
 note "find_package, after moving the prefix"
 mv "$work/first" "$work/prefix"
 use_project found -DCMAKE_PREFIX_PATH="$work/prefix"
+note "the tool, after moving the prefix"
+"$work/prefix/bin/kvpages" plan "$source/tests/cli/configs/llama.json" --memory 20GiB |
+    tee "$work/output"
+grep -q "131,072 bytes" "$work/output" || fail "the installed tool does not plan"
 note "find_package, BUILD_SHARED_LIBS"
 use_project dynamic -DCMAKE_PREFIX_PATH="$work/prefix" -DBUILD_SHARED_LIBS=ON
 readelf -d "$work/dynamic/c_kvpages" | grep "$soname" >/dev/null ||

@@ -1,0 +1,171 @@
+//! Several plans in one table.
+
+use crate::args::{PlanArgs, kv_type};
+use crate::planning::{Answer, Question, Refusal};
+use crate::report::{Align, rows_text};
+use crate::units::{self, grouped, size};
+
+/// A question, and what came of it.
+pub type Row<'a> = (&'a Question, Result<Answer, Refusal>);
+
+/// One question for each combination of what `--compare` lists.
+pub fn questions(args: &PlanArgs) -> Result<Vec<Question>, String> {
+    let (mut sizes, mut types, mut ranks) = (Vec::new(), Vec::new(), Vec::new());
+    for item in args.compare.iter().map(|item| item.trim()) {
+        if let Some(number) = item.strip_prefix("tp=") {
+            let number =
+                units::count(number).map_err(|error| format!("--compare {item}: {error}"))?;
+            ranks.push(number);
+        } else if let Ok(kv) = kv_type(item) {
+            types.push(kv);
+        } else {
+            let bytes = units::bytes(item).map_err(|error| {
+                format!("--compare {item}: it is no type of a cache and no tp=RANKS, and as a size {error}")
+            })?;
+            sizes.push(bytes);
+        }
+    }
+    if sizes.is_empty() {
+        match args.memory {
+            Some(memory) => sizes.push(memory),
+            None => return Err("--compare of types or ranks needs --memory too".to_owned()),
+        }
+    }
+    if types.is_empty() {
+        types.push(args.kv_dtype);
+    }
+    if ranks.is_empty() {
+        ranks.push(args.tp);
+    }
+    let mut questions = Vec::new();
+    for &tp in &ranks {
+        for &kv in &types {
+            for &memory in &sizes {
+                questions.push(Question {
+                    tp,
+                    kv,
+                    ..Question::of(args, memory)
+                });
+            }
+        }
+    }
+    Ok(questions)
+}
+
+/// The table, with what was assumed below.
+pub fn table(rows: &[Row<'_>]) -> String {
+    let Some(first) = rows.iter().find_map(|(_, answer)| answer.as_ref().ok()) else {
+        return String::new();
+    };
+    let mut out = format!(
+        "{}, policy {}\n\n",
+        crate::report::model(first),
+        first.question.policy.name()
+    );
+    let (longest, typical) = (first.longest.len, first.typical.len);
+    let same = rows
+        .iter()
+        .filter_map(|(_, answer)| answer.as_ref().ok())
+        .all(|answer| answer.longest.len == longest);
+    let longest_head = match same {
+        true => format!("longest, {}", grouped(longest)),
+        false => "longest".to_owned(),
+    };
+    let mut lines = vec![[
+        "memory".to_owned(),
+        "cache".to_owned(),
+        "tp".to_owned(),
+        longest_head,
+        "tokens".to_owned(),
+        format!("usual, {}", grouped(typical)),
+        "tokens".to_owned(),
+        "B/token".to_owned(),
+        "waste".to_owned(),
+        "groups".to_owned(),
+    ]];
+    let mut refusals = Vec::new();
+    for (question, answer) in rows {
+        let head = [
+            size(question.memory),
+            String::new(),
+            question.tp.to_string(),
+        ];
+        match answer {
+            Ok(answer) => {
+                let [memory, _, tp] = head;
+                let requests = match same {
+                    true => format!("{:.2}", answer.longest.requests),
+                    false => format!(
+                        "{:.2} of {}",
+                        answer.longest.requests,
+                        grouped(answer.longest.len)
+                    ),
+                };
+                lines.push([
+                    memory,
+                    question.kv.name(answer.described.dtype),
+                    tp,
+                    requests,
+                    grouped(answer.longest.tokens),
+                    format!("{:.2}", answer.typical.requests),
+                    grouped(answer.typical.tokens),
+                    grouped(answer.longest.bytes_per_token.ceil() as u64),
+                    format!("{:.1} %", 100.0 * crate::report::waste_share(answer)),
+                    answer
+                        .plan
+                        .workers
+                        .first()
+                        .map_or(0, |worker| worker.groups.len())
+                        .to_string(),
+                ]);
+            }
+            Err(refusal) => {
+                let [memory, _, tp] = head;
+                let none = String::new;
+                refusals.push(format!(
+                    "{} at {memory}, tp {tp}: {refusal}",
+                    question.kv.name(first.described.dtype)
+                ));
+                lines.push([
+                    memory,
+                    question.kv.name(first.described.dtype),
+                    tp,
+                    "none".to_owned(),
+                    none(),
+                    none(),
+                    none(),
+                    none(),
+                    none(),
+                    none(),
+                ]);
+            }
+        }
+    }
+    let right = Align::Right;
+    rows_text(
+        &mut out,
+        "",
+        &lines,
+        &[
+            right,
+            Align::Left,
+            right,
+            right,
+            right,
+            right,
+            right,
+            right,
+            right,
+            right,
+        ],
+    );
+    out.push_str(
+        "\nlongest, usual: requests of so many tokens that fit at once, and the tokens in them.\n",
+    );
+    out.push_str("B/token: bytes that each token of a longest request takes on a rank.\n");
+    for refusal in refusals {
+        out.push_str(&format!("\n{refusal}\n"));
+    }
+    crate::report::notes(&mut out, &first.described.notes);
+    out
+}

@@ -1,0 +1,812 @@
+use std::collections::BTreeSet;
+
+use kvpages::dtype::Dtype;
+use serde_json::Value;
+
+use crate::build::{self, Backends, Choices, KvType};
+
+use super::{Described, Part, Reach, Store, Wishes, read};
+
+const WISHES: Wishes = Wishes {
+    tensor_parallel: 1,
+    draft: false,
+    state_dtype: None,
+    encoder_tokens: None,
+};
+
+fn fixture(name: &str) -> String {
+    let path = format!(
+        "{}/tests/cli/configs/{name}.json",
+        env!("CARGO_MANIFEST_DIR")
+    );
+    std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+fn described(name: &str, tensor_parallel: u64) -> Described {
+    let wishes = Wishes {
+        tensor_parallel,
+        ..WISHES
+    };
+    read(&fixture(name), &wishes).unwrap_or_else(|error| panic!("{name}: {error}"))
+}
+
+fn store_text(store: &Store) -> String {
+    let reach_text = |reach: &Reach| match reach {
+        Reach::Full => "full".to_owned(),
+        Reach::Window(tokens) => format!("window {tokens}"),
+        Reach::Chunk(tokens) => format!("chunk {tokens}"),
+        Reach::Encoder => "encoder".to_owned(),
+    };
+    match store {
+        Store::KeyValue {
+            reach,
+            heads,
+            key,
+            value,
+        } if key == value => {
+            format!("{} {heads}x{key}", reach_text(reach))
+        }
+        Store::KeyValue {
+            reach,
+            heads,
+            key,
+            value,
+        } => {
+            format!("{} {heads}x{key}+{value}", reach_text(reach))
+        }
+        Store::Latent {
+            width,
+            sparse: false,
+        } => format!("latent {width}"),
+        Store::Latent {
+            width,
+            sparse: true,
+        } => format!("sparse latent {width}"),
+        Store::Indexer { bytes } => format!("indexer {bytes}"),
+        Store::Compressed {
+            part,
+            width,
+            tokens,
+        } => {
+            let part = match part {
+                Part::Main => "main",
+                Part::Window => "swa",
+                Part::Compressor => "compressor",
+                Part::Indexer => "indexer",
+                Part::IndexerCompressor => "indexer compressor",
+            };
+            format!("{part} {width}/{tokens}")
+        }
+        Store::State { kind, states } => {
+            let states: Vec<String> = states
+                .iter()
+                .map(|(dtype, dims)| format!("{dtype}{dims:?}").replace(' ', ""))
+                .collect();
+            format!("{} {}", kind.name(), states.join(" "))
+        }
+    }
+}
+
+/// Layers that store the same, counted, in the order in which they come first.
+fn summary(described: &Described) -> String {
+    let mut counts: Vec<(String, usize)> = Vec::new();
+    for layer in &described.layers {
+        let text = match layer.shares_with {
+            Some(_) => "shares".to_owned(),
+            None => store_text(&layer.store),
+        };
+        match counts.iter_mut().find(|(known, _)| *known == text) {
+            Some((_, count)) => *count += 1,
+            None => counts.push((text, 1)),
+        }
+    }
+    let texts: Vec<String> = counts
+        .iter()
+        .map(|(text, count)| format!("{count} {text}"))
+        .collect();
+    texts.join("; ")
+}
+
+#[test]
+fn layers_of_every_family() {
+    for (name, ranks, expected) in [
+        ("llama", 1, "32 full 8x128"),
+        ("llama", 8, "32 full 1x128"),
+        ("llama", 16, "32 full 1x128"),
+        ("qwen3", 2, "64 full 4x128"),
+        ("qwen3_moe", 8, "94 full 1x128"),
+        ("qwen3_vl", 1, "36 full 8x128"),
+        ("qwen2_windows", 1, "21 full 4x128; 7 window 4096 4x128"),
+        ("mixtral", 2, "32 full 4x128"),
+        ("mistral", 1, "32 window 4096 8x128"),
+        ("mistral_full", 1, "32 full 8x128"),
+        ("phi4", 2, "40 full 5x128"),
+        ("phi4_mini", 1, "32 full 8x128"),
+        ("gpt_oss", 1, "12 window 128 8x64; 12 full 8x64"),
+        ("gemma2", 1, "21 window 4096 8x256; 21 full 8x256"),
+        ("gemma3", 2, "52 window 1024 8x128; 10 full 8x128"),
+        ("gemma3_few_fields", 1, "29 window 1024 4x256; 5 full 4x256"),
+        ("gemma3n", 1, "16 window 512 2x256; 4 full 2x256; 15 shares"),
+        ("gemma4", 1, "25 window 1024 8x256; 5 full 2x512"),
+        ("gemma4", 4, "25 window 1024 2x256; 5 full 1x512"),
+        (
+            "mimo_v2_flash",
+            4,
+            "9 full 1x192+128; 39 window 128 2x192+128",
+        ),
+        ("step3p7", 2, "12 full 4x128; 33 window 512 4x128"),
+        ("olmo3", 2, "48 window 4096 4x128; 16 full 4x128"),
+        ("cohere2", 4, "48 window 4096 2x128; 16 full 2x128"),
+        ("exaone4", 1, "48 window 4096 8x128; 16 full 8x128"),
+        ("llama4", 8, "36 chunk 8192 1x128; 12 full 1x128"),
+        ("minimax_m2", 4, "62 full 2x128"),
+        ("nemotron_nas", 2, "49 full 4x128"),
+        ("falcon", 1, "32 full 1x64"),
+        ("gpt2", 1, "12 full 12x64"),
+        ("deepseek_v3", 8, "61 latent 576"),
+        ("kimi_k2", 1, "61 latent 576"),
+        ("longcat_flash", 8, "56 latent 576"),
+        ("deepseek_v32", 8, "61 sparse latent 576; 61 indexer 132"),
+        ("glm_moe_dsa", 1, "78 sparse latent 576; 78 indexer 132"),
+        (
+            "deepseek_v4",
+            8,
+            "43 swa 512/128; 21 main 512/4; 21 compressor 2048/8; 21 indexer 132/4; \
+             21 indexer compressor 512/8; 20 main 512/128; 20 compressor 1024/128",
+        ),
+        (
+            "qwen3_5_moe",
+            2,
+            "30 gdn bfloat16[3,4096] float32[16,128,128]; 10 full 1x256",
+        ),
+        (
+            "qwen3_next",
+            4,
+            "36 gdn bfloat16[3,2048] bfloat16[8,128,128]; 12 full 1x256",
+        ),
+        (
+            "kimi_k3",
+            8,
+            "69 linear bfloat16[3,1536] bfloat16[3,1536] bfloat16[3,1536] float32[12,128,128]; 24 latent 576",
+        ),
+        (
+            "kimi_linear",
+            4,
+            "20 linear bfloat16[3,1024] bfloat16[3,1024] bfloat16[3,1024] float32[8,128,128]; 7 latent 576",
+        ),
+        (
+            "nemotron_h",
+            4,
+            "54 mamba2 bfloat16[3,5120] bfloat16[64,64,256]; 10 full 2x128",
+        ),
+        (
+            "nemotron3",
+            1,
+            "23 mamba2 bfloat16[3,6144] float32[64,64,128]; 6 full 2x128",
+        ),
+        // 8 groups on 16 ranks: each rank has a copy of one.
+        (
+            "nemotron3",
+            16,
+            "23 mamba2 bfloat16[3,512] float32[4,64,128]; 6 full 1x128",
+        ),
+        (
+            "jamba",
+            1,
+            "28 mamba1 bfloat16[3,8192] bfloat16[8192,16]; 4 full 8x128",
+        ),
+        (
+            "bamba",
+            1,
+            "29 mamba2 bfloat16[3,8448] bfloat16[128,64,128]; 3 full 8x128",
+        ),
+        (
+            "falcon_h1",
+            1,
+            "32 full 8x128; 32 mamba2 bfloat16[3,1536] bfloat16[128,8,256]",
+        ),
+        (
+            "granitemoehybrid",
+            1,
+            "36 mamba2 bfloat16[3,8448] bfloat16[128,64,128]; 4 full 8x128",
+        ),
+        ("lfm2", 1, "10 short_conv bfloat16[2,2048]; 6 full 8x64"),
+        (
+            "minimax_text_01",
+            8,
+            "70 linear float32[8,128,128]; 10 full 1x128",
+        ),
+        (
+            "mamba2",
+            1,
+            "64 mamba2 bfloat16[3,10240] bfloat16[128,64,128]",
+        ),
+        ("whisper", 1, "32 full 20x64; 32 encoder 20x64"),
+        ("bart", 4, "12 full 4x64; 12 encoder 4x64"),
+        ("unknown_plain", 1, "4 full 8x128"),
+    ] {
+        assert_eq!(
+            summary(&described(name, ranks)),
+            expected,
+            "{name} on {ranks}"
+        );
+    }
+}
+
+#[test]
+fn drafts_come_when_they_are_asked_for() {
+    for (name, expected) in [
+        ("deepseek_v3", Some("62 latent 576")),
+        ("qwen3_5_moe", Some("11 full 2x256")),
+        ("deepseek_v4", Some("44 swa 512/128")),
+        ("minimax_m2", Some("65 full 8x128")),
+        ("step3p7", Some("15 full 8x128")),
+        ("llama", None),
+        ("kimi_k2", None),
+    ] {
+        let wishes = Wishes {
+            draft: true,
+            ..WISHES
+        };
+        match (read(&fixture(name), &wishes), expected) {
+            (Ok(described), Some(expected)) => {
+                assert!(
+                    summary(&described).contains(expected),
+                    "{name}: {}",
+                    summary(&described)
+                );
+                assert!(described.layers.last().unwrap().is_draft, "{name}");
+            }
+            (Err(error), None) => assert!(error.0.contains("num_nextn_predict_layers"), "{error}"),
+            (other, _) => panic!("{name}: {other:?}"),
+        }
+    }
+}
+
+#[test]
+fn what_is_assumed_is_noted() {
+    for (name, expected) in [
+        ("llama", "head_dim is not given"),
+        ("gpt_oss", "bfloat16 is assumed"),
+        (
+            "gemma3_few_fields",
+            "text_config.num_key_value_heads is not given: 4, the default of gemma3_text's",
+        ),
+        ("falcon_h1", "no type of the recurrent states is given"),
+        ("phi4_mini", "windows of 262144 tokens are not shorter"),
+        ("mistral", "holds for all layers"),
+        ("unknown_plain", "model_type brand_new is not known here"),
+    ] {
+        let notes = described(name, 1).notes;
+        assert!(
+            notes.iter().any(|note| note.contains(expected)),
+            "{name}: {notes:?}"
+        );
+    }
+    assert!(described("qwen3", 1).notes.is_empty());
+    let yarn = r#"{"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}"#;
+    let fp8 =
+        r#"{"quant_method": "modelopt", "kv_cache_scheme": {"num_bits": 8, "type": "float"}}"#;
+    for (field, value, expected) in [
+        ("rope_scaling", yarn, "from 40960 to 131072 tokens"),
+        ("quantization_config", fp8, "the cache is quantised too"),
+    ] {
+        let value = serde_json::from_str(value).unwrap();
+        let notes = read(&changed("qwen3", field, Some(value)), &WISHES)
+            .unwrap()
+            .notes;
+        assert!(
+            notes.iter().any(|note| note.contains(expected)),
+            "{field}: {notes:?}"
+        );
+    }
+    let copies = described("llama", 16).notes;
+    assert!(
+        copies
+            .iter()
+            .any(|note| note.contains("each is on 2 of them")),
+        "{copies:?}"
+    );
+}
+
+#[test]
+fn lengths_and_encoders() {
+    for (name, longest, encoder) in [
+        ("llama", Some(131_072), 0),
+        ("gemma3", Some(131_072), 0),
+        ("kimi_linear", Some(1_048_576), 0),
+        ("whisper", Some(448), 1500),
+        ("bart", Some(1024), 1024),
+        ("mamba2", None, 0),
+    ] {
+        let described = described(name, 1);
+        assert_eq!(
+            (described.max_len, described.encoder_tokens),
+            (longest, encoder),
+            "{name}"
+        );
+    }
+}
+
+/// A fixture with a field set to another value; with none, left out.
+fn changed(name: &str, field: &str, value: Option<Value>) -> String {
+    let mut config: Value = serde_json::from_str(&fixture(name)).unwrap();
+    set(&mut config, field, value);
+    config.to_string()
+}
+
+fn set(config: &mut Value, field: &str, value: Option<Value>) {
+    let mut object = config.as_object_mut().unwrap();
+    let mut last = field;
+    while let Some((outer, rest)) = last.split_once('.') {
+        object = object[outer].as_object_mut().unwrap();
+        last = rest;
+    }
+    match value {
+        Some(value) => object.insert(last.to_owned(), value),
+        None => object.remove(last),
+    };
+}
+
+#[test]
+fn refusals_name_the_field() {
+    let number = |number: i64| Some(Value::from(number));
+    for (name, field, value, expected) in [
+        ("llama", "model_type", None, "no model_type"),
+        (
+            "llama",
+            "num_hidden_layers",
+            None,
+            "num_hidden_layers is missing",
+        ),
+        (
+            "llama",
+            "num_attention_heads",
+            None,
+            "num_attention_heads is missing",
+        ),
+        ("llama", "hidden_size", None, "hidden_size is missing"),
+        ("llama", "hidden_size", number(4097), "head_dim"),
+        (
+            "llama",
+            "num_key_value_heads",
+            number(-8),
+            "num_key_value_heads is -8",
+        ),
+        (
+            "llama",
+            "num_key_value_heads",
+            number(0),
+            "num_key_value_heads is 0",
+        ),
+        (
+            "llama",
+            "num_key_value_heads",
+            Some("eight".into()),
+            "num_key_value_heads",
+        ),
+        ("llama", "num_hidden_layers", number(1 << 40), "at most"),
+        ("llama", "torch_dtype", Some("int7".into()), "int7"),
+        (
+            "gpt_oss",
+            "sliding_window",
+            None,
+            "sliding_window is missing",
+        ),
+        (
+            "gpt_oss",
+            "layer_types",
+            Some(vec!["full_attention"].into()),
+            "has 1 entries",
+        ),
+        (
+            "gpt_oss",
+            "layer_types",
+            Some(vec!["odd"; 24].into()),
+            "layer_types[0]",
+        ),
+        (
+            "deepseek_v3",
+            "qk_rope_head_dim",
+            None,
+            "qk_rope_head_dim is missing",
+        ),
+        (
+            "deepseek_v4",
+            "compress_ratios",
+            Some(vec![3; 44].into()),
+            "ratios known here",
+        ),
+        (
+            "deepseek_v4",
+            "compress_ratios",
+            Some(vec![4; 3].into()),
+            "has 3 entries",
+        ),
+        (
+            "deepseek_v4",
+            "sliding_window",
+            None,
+            "sliding_window is missing",
+        ),
+        (
+            "kimi_k3",
+            "text_config.linear_attn_config.kda_layers",
+            None,
+            "kda_layers is missing",
+        ),
+        (
+            "kimi_k3",
+            "text_config.linear_attn_config.num_heads",
+            None,
+            "num_heads is missing",
+        ),
+        (
+            "nemotron3",
+            "ssm_state_size",
+            None,
+            "ssm_state_size is missing",
+        ),
+        (
+            "nemotron3",
+            "hybrid_override_pattern",
+            Some("MX".into()),
+            "letter X",
+        ),
+        (
+            "nemotron3",
+            "hybrid_override_pattern",
+            Some("-E".into()),
+            "has 2 entries",
+        ),
+        (
+            "nemotron_nas",
+            "block_configs",
+            Some(Value::Array(Vec::new())),
+            "has 0 entries",
+        ),
+        (
+            "gemma3n",
+            "text_config.num_kv_shared_layers",
+            number(35),
+            "num_kv_shared_layers is 35",
+        ),
+        ("bart", "d_model", None, "d_model is missing"),
+        ("bart", "max_position_embeddings", None, "--encoder-tokens"),
+        ("unknown_states", "x", None, "mamba_every"),
+        (
+            "unknown_plain",
+            "sliding_window",
+            number(512),
+            "nothing says which layers",
+        ),
+        (
+            "unknown_plain",
+            "num_hidden_layers",
+            None,
+            "num_hidden_layers is missing",
+        ),
+        (
+            "unknown_plain",
+            "num_key_value_heads",
+            None,
+            "num_key_value_heads is missing",
+        ),
+    ] {
+        let text = changed(name, field, value);
+        match read(&text, &WISHES) {
+            Ok(described) => panic!("{name} with another {field}: {}", summary(&described)),
+            Err(error) => assert!(error.0.contains(expected), "{name}, {field}: {error}"),
+        }
+    }
+    let three = Wishes {
+        tensor_parallel: 3,
+        ..WISHES
+    };
+    for name in ["llama", "qwen3_5_moe", "jamba", "lfm2", "minimax_text_01"] {
+        assert!(read(&fixture(name), &three).is_err(), "{name} on 3 ranks");
+    }
+}
+
+#[test]
+fn texts_that_are_no_config() {
+    for text in [
+        "",
+        "  ",
+        "[]",
+        "{",
+        "nonsense",
+        "{\"model_type\": 7}",
+        "{}",
+        "null",
+        "\u{feff}{}",
+    ] {
+        assert!(read(text, &WISHES).is_err(), "{text}");
+    }
+    // What Python's json writes.
+    let text = changed("llama", "x", Some(Value::from("NaN \" Infinity")));
+    let text = text.replacen('{', "{\"limit\": [0.0, Infinity, -Infinity, NaN],", 1);
+    assert_eq!(summary(&read(&text, &WISHES).unwrap()), "32 full 8x128");
+}
+
+#[test]
+fn lists_may_go_on_with_the_draft() {
+    let mut kinds = vec!["full_attention"; 45];
+    kinds.extend(["sliding_attention"; 3]);
+    let text = changed("step3p7", "layer_types", Some(kinds.into()));
+    assert_eq!(summary(&read(&text, &WISHES).unwrap()), "45 full 8x128");
+    let draft = Wishes {
+        draft: true,
+        ..WISHES
+    };
+    let described = read(&text, &draft).unwrap();
+    assert_eq!(summary(&described), "45 full 8x128; 3 window 512 8x128");
+}
+
+/// What a layer of the recorded models stores, as [`store_text`] has it, the rest left out.
+fn recorded_text(spec: &Value) -> String {
+    let number = |name: &str| spec[name].as_u64();
+    let width = number("head_size").unwrap_or(0);
+    let heads = number("num_kv_heads").unwrap_or(0);
+    let reach = match spec["type"].as_str().unwrap() {
+        "full_attention" => "full".to_owned(),
+        "sliding_window" => format!("window {}", number("sliding_window").unwrap()),
+        "chunked_local" => format!("chunk {}", number("attention_chunk_size").unwrap()),
+        "cross_attention" => "encoder".to_owned(),
+        "mamba" => return recorded_state(spec),
+        "mla_attention" if width == 132 => return "indexer 132".to_owned(),
+        "mla_attention" => return format!("latent {width}"),
+        other => panic!("{other}"),
+    };
+    match number("head_size_v") {
+        Some(value) if value != width => format!("{reach} {heads}x{width}+{value}"),
+        _ => format!("{reach} {heads}x{width}"),
+    }
+}
+
+fn state_text(states: &[(String, Vec<u64>)]) -> String {
+    let of = |dtype: &str| if dtype == "float32" { 4 } else { 2 };
+    let bytes: u64 = states
+        .iter()
+        .map(|(dtype, dims)| of(dtype) * dims.iter().product::<u64>())
+        .sum();
+    format!("state of {bytes}, last {:?}", states.last().unwrap())
+}
+
+fn recorded_state(spec: &Value) -> String {
+    let dtypes = spec["dtypes"].as_array().unwrap();
+    let shapes = spec["shapes"].as_array().unwrap();
+    let states: Vec<(String, Vec<u64>)> = dtypes
+        .iter()
+        .zip(shapes)
+        .map(|(dtype, dims)| {
+            let dims = dims
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|size| size.as_u64().unwrap());
+            (dtype.as_str().unwrap().to_owned(), dims.collect())
+        })
+        .collect();
+    state_text(&states)
+}
+
+fn own_text(store: &Store) -> String {
+    match store {
+        Store::State { states, .. } => {
+            let states: Vec<_> = states
+                .iter()
+                .map(|(dtype, dims)| (dtype.name().to_owned(), dims.clone()))
+                .collect();
+            state_text(&states)
+        }
+        Store::Latent { width, .. } => format!("latent {width}"),
+        other => store_text(other),
+    }
+}
+
+/// Layers as the reference planner has them: heads of a rank, widths, windows, states.
+#[test]
+fn layers_are_those_of_recorded_models() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/plans/models.json");
+    let models: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    for (recorded, name, ranks, state) in [
+        ("llama31_8b_tp1", "llama", 1, None),
+        ("qwen3_32b_tp2", "qwen3", 2, None),
+        ("qwen3_next_80b_none", "qwen3_next", 4, None),
+        ("gemma3_27b_tp2", "gemma3", 2, None),
+        ("gemma3n_e4b_tp1", "gemma3n", 1, None),
+        ("gpt_oss_20b_tp1", "gpt_oss", 1, None),
+        ("mistral_7b_tp1", "mistral", 1, None),
+        ("llama4_scout_tp8", "llama4", 8, None),
+        ("deepseek_v3_bf16", "deepseek_v3", 1, None),
+        ("deepseek_v32_fp8", "deepseek_v32", 1, None),
+        ("jamba_tp1", "jamba", 1, None),
+        ("bamba_9b_tp1", "bamba", 1, None),
+        ("falcon_h1_tp1", "falcon_h1", 1, Some(Dtype::F32)),
+        ("minimax_text_01_tp8", "minimax_text_01", 8, None),
+        ("kimi_linear_48b_tp4", "kimi_linear", 4, None),
+        ("lfm2_1_2b_tp1", "lfm2", 1, None),
+        ("granite4_h_small_tp1", "granitemoehybrid", 1, None),
+        ("whisper_large_v3_tp1", "whisper", 1, None),
+        ("bart_large_tp1", "bart", 1, None),
+        ("longcat_flash_tp8", "longcat_flash", 8, None),
+        ("phi4_mini_tp1", "phi4_mini", 1, None),
+        ("command_a_tp4", "cohere2", 4, None),
+        ("minimax_m2.5_tp4", "minimax_m2", 4, None),
+        ("qwen3_235b_fp8_tp4", "qwen3_moe", 4, None),
+        ("qwen3_vl_8b", "qwen3_vl", 1, None),
+        ("qwen3.5_35b_tp1", "qwen3_5_moe", 1, None),
+        ("qwen3.5_35b_tp2", "qwen3_5_moe", 2, None),
+        ("mimo_v2_flash_tp1", "mimo_v2_flash", 1, None),
+        ("mimo_v2_flash_tp4", "mimo_v2_flash", 4, None),
+        ("glm_5.1_bf16", "glm_moe_dsa", 1, None),
+        ("kimi_k2", "kimi_k2", 1, None),
+        ("gemma4_26b", "gemma4", 1, None),
+        ("gemma4_26b_fp8_token_tp2", "gemma4", 2, None),
+        ("mixtral_8x7b_tp2", "mixtral", 2, None),
+        ("kimi_k3_tp8", "kimi_k3", 8, None),
+        ("nemotron_super_49b_tp2", "nemotron_nas", 2, None),
+        ("nemotron3_nano_30b", "nemotron3", 1, None),
+        ("nemotron_h_56b_tp4", "nemotron_h", 4, None),
+        ("step_3.7_flash_tp2", "step3p7", 2, None),
+        ("olmo3_32b_tp2", "olmo3", 2, None),
+    ] {
+        let model = models
+            .as_array()
+            .unwrap()
+            .iter()
+            .find(|model| model["name"] == recorded);
+        let model = model.unwrap_or_else(|| panic!("{recorded} is not recorded"));
+        let specs: Vec<String> = model["specs"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(recorded_text)
+            .collect();
+        let layers = model["layers"].as_array().unwrap();
+        let mut expected: Vec<&str> = layers
+            .iter()
+            .map(|layer| &*specs[layer.as_u64().unwrap() as usize])
+            .collect();
+        let wishes = Wishes {
+            tensor_parallel: ranks,
+            state_dtype: state,
+            ..WISHES
+        };
+        let described = read(&fixture(name), &wishes).unwrap();
+        let owning = described
+            .layers
+            .iter()
+            .filter(|layer| layer.shares_with.is_none());
+        let mut own: Vec<String> = owning.map(|layer| own_text(&layer.store)).collect();
+        expected.sort_unstable();
+        own.sort_unstable();
+        assert_eq!(own, expected, "{recorded}");
+        assert_eq!(
+            model["encoder_tokens"].as_u64().unwrap(),
+            described.encoder_tokens,
+            "{recorded}"
+        );
+    }
+}
+
+/// DeepSeek V4's parts are the recorded ones, whatever the number of layers.
+#[test]
+fn parts_of_deepseek_v4_are_those_recorded() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/plans/models.json");
+    let models: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    let model = models
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|model| model["name"] == "deepseek_v4_fp8");
+    let recorded: BTreeSet<(u64, u64, bool)> = model.unwrap()["specs"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|spec| {
+            let windowed = spec["type"] == "sliding_window_mla";
+            let tokens = if windowed {
+                "sliding_window"
+            } else {
+                "compress_ratio"
+            };
+            (
+                spec["head_size"].as_u64().unwrap(),
+                spec[tokens].as_u64().unwrap(),
+                windowed,
+            )
+        })
+        .collect();
+    let own: BTreeSet<(u64, u64, bool)> = described("deepseek_v4", 1)
+        .layers
+        .iter()
+        .map(|layer| match layer.store {
+            Store::Compressed {
+                part,
+                width,
+                tokens,
+            } => (width, tokens, !matches!(part, Part::Main | Part::Indexer)),
+            ref other => panic!("{other:?}"),
+        })
+        .collect();
+    assert_eq!(own, recorded);
+}
+
+/// Whatever a file says, there is a plan to make or a refusal, never a panic.
+#[test]
+fn hostile_values_are_read_or_refused() {
+    let odd = |text: &str| serde_json::from_str::<Value>(text).unwrap();
+    let values = [
+        "null",
+        "true",
+        "false",
+        "0",
+        "1",
+        "-1",
+        "0.5",
+        "7",
+        "1e300",
+        "9223372036854775807",
+        "18446744073709551615",
+        "\"\"",
+        "\"x\"",
+        "[]",
+        "[0]",
+        "[-1, 1e30]",
+        "[null]",
+        "[[]]",
+        "{}",
+        "{\"a\": 1}",
+        "[\"attention\"]",
+    ]
+    .map(odd);
+    let folder = format!("{}/tests/cli/configs", env!("CARGO_MANIFEST_DIR"));
+    let (mut planned, mut refused) = (0, 0);
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        let name = name.strip_suffix(".json").unwrap();
+        let config: Value = serde_json::from_str(&fixture(name)).unwrap();
+        for field in field_paths(&config, "") {
+            for value in &values {
+                let mut config = config.clone();
+                set(&mut config, &field, Some(value.clone()));
+                let text = config.to_string();
+                for (tensor_parallel, draft) in [(1, false), (1, true), (u64::MAX, false)] {
+                    let wishes = Wishes {
+                        tensor_parallel,
+                        draft,
+                        ..WISHES
+                    };
+                    let Ok(described) = read(&text, &wishes) else {
+                        refused += 1;
+                        continue;
+                    };
+                    let choices = Choices {
+                        kv: KvType::Auto,
+                        block_size: None,
+                        backends: Backends::Auto,
+                        max_len: described.max_len.unwrap_or(4096),
+                        stages: 1,
+                    };
+                    // Thousands of layers are one more number; a few say as much.
+                    if described.layers.len() < 1000 {
+                        let _ = build::stages(&described, &choices);
+                    }
+                    planned += 1;
+                }
+            }
+        }
+    }
+    assert!(planned > 1000 && refused > 1000, "{planned} {refused}");
+}
+
+fn field_paths(value: &Value, before: &str) -> Vec<String> {
+    let mut paths = Vec::new();
+    for (name, inner) in value.as_object().into_iter().flatten() {
+        paths.push(format!("{before}{name}"));
+        paths.extend(field_paths(inner, &format!("{before}{name}.")));
+    }
+    paths
+}
