@@ -164,6 +164,12 @@ fn searched(
     };
     let mut layouts = Vec::new();
     let has_one_table = spec_of_all(whole).is_some();
+    let suits_alone = |kind: &Kind<'_>| contract::suits(&kind.smallest, &kind.backends, false);
+    let is_one_layers_fault = kinds.len() == 1 || !kinds.iter().all(suits_alone);
+    if has_one_table && !config.choose_block_sizes && is_one_layers_fault {
+        // A block that a layer's own kernels do not take is the engine's to change.
+        return reference;
+    }
     if has_one_table && config.choose_block_sizes {
         layouts.extend(in_smallest_blocks(whole, &kinds));
     }

@@ -212,11 +212,8 @@ fn blocks_of_keys_alone_must_be_aligned() {
         };
         let rocm = Arc::new(Backend::new(contract).unwrap());
         let layers = with_backend([full(block_size, 8)], &rocm);
-        // Larger blocks are found where these are not aligned.
         let own = plan_one(&layers, 1 << 20, &compact(64)).unwrap();
-        assert_eq!(crate::plan::compact::why_unread(&own), None);
-        let reference = plan_one(&layers, 1 << 20, &config(64)).unwrap();
-        crate::plan::compact::why_unread(&reference)
+        crate::plan::compact::why_unread(&own)
     };
     // 256 bytes of keys in a block of 32 tokens, 128 in one of 16.
     assert_eq!(why(32), None);
