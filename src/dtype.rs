@@ -2,6 +2,10 @@
 
 use std::ffi::CStr;
 
+/// The byte of which poisoned memory is made. Elements of it are NaN in every float type that has a
+/// NaN of all ones: double, single, half, bfloat16 and both 8-bit floats of OCP.
+pub const POISON: u8 = 0xff;
+
 /// The type of one element of a view.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u32)]

@@ -261,14 +261,15 @@ impl Entered<'_> {
 }
 
 impl Context {
-    /// Zeroes ranges of device memory, each an address and its bytes, and waits until it is done.
-    /// Other streams neither wait nor are waited for.
+    /// Sets the bytes of ranges of device memory, each an address and its bytes, to `value`, and waits
+    /// until it is done. Other streams neither wait nor are waited for.
     ///
     /// # Safety
     /// They are device memory of this context, and nothing else uses them.
-    pub unsafe fn zero_now(
+    pub unsafe fn fill_now(
         self: &Arc<Context>,
         ranges: &[(DeviceAddress, usize)],
+        value: u8,
     ) -> Result<(), CudaError> {
         if ranges.iter().all(|&(_, bytes)| bytes == 0) {
             return Ok(());
@@ -278,7 +279,7 @@ impl Context {
         let stream = Stream::new(self)?;
         let filled = ranges.iter().try_for_each(|&(address, bytes)| {
             // SAFETY: the caller's contract; this waits until it is done.
-            unsafe { entered.fill(address, 0, bytes, stream.get()) }
+            unsafe { entered.fill(address, value, bytes, stream.get()) }
         });
         // Also after a failure: what was put on before it would write to memory that the caller
         // gives back, or to blocks that hold something by then.

@@ -15,7 +15,7 @@ use super::spec::kind_number;
 use super::status::{Failure, kvpages_status};
 use super::types::kvpages_tensor;
 use super::view::{kvpages_view_report, report};
-use crate::cache::{Blueprint, Cache, LayerViews, bind_order};
+use crate::cache::{Blueprint, Cache, Fresh, LayerViews, bind_order};
 use crate::view::View;
 
 /// The memory of one worker's layers, and a view of it for each layer.
@@ -42,6 +42,14 @@ unsafe impl Send for CacheHandle {}
 // SAFETY: as above.
 unsafe impl Sync for CacheHandle {}
 
+/// Flag of kvpages_cache_config: blocks that were never written hold bytes of 0xFF
+/// instead of zeros, so that reading them is loud, as kvpages_ops_poison_blocks()
+/// says. Blocks that come with kvpages_cache_resize() too; block 0 stays zero. For
+/// debugging: host memory is then all touched when it is taken. What the engine must
+/// clear before it is used (kvpages_worker_info.needs_zeroing, states) it must clear
+/// as ever.
+pub const KVPAGES_CACHE_POISON: u32 = 1;
+
 /// What a cache is made of.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
@@ -57,8 +65,12 @@ pub struct kvpages_cache_config {
     /// are reserved for all blocks of the plan, and memory comes and goes with
     /// kvpages_cache_resize().
     pub num_blocks: u64,
+    /// KVPAGES_CACHE_* flags.
+    pub flags: u32,
+    /// Zero.
+    pub reserved0: u32,
 }
-extensible!(kvpages_cache_config, num_blocks: u64);
+extensible!(kvpages_cache_config, reserved0: u32);
 
 /// What a layer of a cache is.
 #[repr(C)]
@@ -151,7 +163,8 @@ pub struct kvpages_allocation {
     pub size_bytes: u64,
 }
 
-/// Allocates a worker's part of a plan. Fresh memory is zero. When the memory runs
+/// Allocates a worker's part of a plan. Fresh memory is zero, but with
+/// KVPAGES_CACHE_POISON. When the memory runs
 /// out half-way, all of it is given back.
 ///
 /// @param plan      Borrowed; the cache keeps what it needs of it. Not NULL.
@@ -189,11 +202,17 @@ pub unsafe extern "C" fn kvpages_cache_create(
         if let Some(needed) = needed {
             *needed = blueprint.total_bytes();
         }
+        let what = "kvpages_cache_config.flags";
+        let fresh = match input::known_bits(config.flags, KVPAGES_CACHE_POISON, what)? {
+            0 => Fresh::Zero,
+            _ => Fresh::Poison,
+        };
+        input::known_bits(config.reserved0, 0, "kvpages_cache_config.reserved0")?;
         // SAFETY: the caller's contract.
         let memory = unsafe { handle::shared(config.memory) }?;
         let cache = match config.num_blocks {
-            0 => Cache::allocate(Arc::clone(blueprint), &**memory)?,
-            num_blocks => Cache::reserve(Arc::clone(blueprint), &**memory, num_blocks)?,
+            0 => Cache::allocate(Arc::clone(blueprint), &**memory, fresh)?,
+            num_blocks => Cache::reserve(Arc::clone(blueprint), &**memory, num_blocks, fresh)?,
         };
         *out = handle::give(CacheHandle::new(cache, Arc::clone(names)));
         Ok(())
@@ -215,8 +234,8 @@ pub unsafe extern "C" fn kvpages_cache_destroy(cache: *mut kvpages_cache) {
 }
 
 /// Changes how many blocks have memory, between steps. No address changes; views
-/// and regions describe all blocks of the plan as before. New blocks are zero. The
-/// operations of the cache know at once: a block without memory is out of range.
+/// and regions describe all blocks of the plan as before. New blocks are zero, or poisoned
+/// with KVPAGES_CACHE_POISON. The operations of the cache know at once: a block without memory is out of range.
 /// Tables do not: they take any id below the number of blocks they were made for.
 /// Which blocks are handed out is the caller's to decide, and a kernel that follows
 /// a table to a block without memory faults.
