@@ -10,6 +10,7 @@ use std::{fs, path::Path};
 /// A module of the crate and the others it may name, each listed above it.
 const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("num", &[]),
+    ("log", &[]),
     ("dtype", &["num"]),
     ("spec", &["num", "dtype"]),
     ("backend", &["num", "dtype", "spec"]),
@@ -19,7 +20,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
         "attention",
         &["num", "dtype", "spec", "backend", "model", "plan"],
     ),
-    ("cuda", &["num"]),
+    ("cuda", &["num", "log"]),
     ("kernels", &["cuda"]),
     ("tables", &["num", "cuda", "kernels"]),
     ("memory", &["num", "cuda"]),
@@ -56,6 +57,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
         "ffi",
         &[
             "num",
+            "log",
             "dtype",
             "spec",
             "backend",

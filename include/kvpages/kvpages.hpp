@@ -253,6 +253,55 @@ private:
     std::size_t size_ = 0;
 };
 
+/// How much a message matters.
+enum class LogLevel : std::uint32_t {
+    off = KVPAGES_LOG_LEVEL_OFF,
+    warn = KVPAGES_LOG_LEVEL_WARN,
+    info = KVPAGES_LOG_LEVEL_INFO,
+    debug = KVPAGES_LOG_LEVEL_DEBUG,
+};
+
+/// Takes the messages of the process: set_logger().
+class Logger {
+public:
+    virtual ~Logger() = default;
+
+    /// Takes a message, from any thread that is in a call of kvpages, and from several at once. What
+    /// it throws is dropped. It must not wait for another thread that calls kvpages.
+    virtual void log(LogLevel level, const char* message) = 0;
+
+protected:
+    Logger() = default;
+    Logger(const Logger&) = default;
+    Logger& operator=(const Logger&) = default;
+};
+
+namespace detail {
+
+inline void log(void* user, std::uint32_t level, const char* message) {
+    const auto call = [&] {
+        static_cast<Logger*>(user)->log(static_cast<LogLevel>(level), message);
+    };
+#ifdef KVPAGES_NO_EXCEPTIONS
+    call();
+#else
+    try {
+        call();
+    } catch (...) {
+        // An exception cannot pass through the library, and a message is no reason to fail a call.
+    }
+#endif
+}
+
+}  // namespace detail
+
+/// Sends the messages of the process to `logger`, which is kept until another is set; to nobody with
+/// NULL. When it returns, the logger that was set before is not called any more, and may go.
+inline void set_logger(Logger* logger, LogLevel max_level = LogLevel::info) {
+    check(kvpages_set_log_callback(static_cast<std::uint32_t>(max_level),
+                                   logger == nullptr ? nullptr : detail::log, logger));
+}
+
 /// An attention layer: what it stores for every token.
 struct AttentionSpec {
     AttentionKind kind = AttentionKind::full;
@@ -983,11 +1032,13 @@ struct DescriptorConfig {
 class Cache {
 public:
     /// Allocates a worker's part of a plan. With `num_blocks`, only the first ones get memory, and
-    /// resize() changes how many.
+    /// resize() changes how many. With KVPAGES_CACHE_POISON among the flags, blocks that were never
+    /// written are loud when they are read.
     static Cache allocate(const Plan& plan, const Memory& memory, std::size_t worker = 0,
-                          std::uint64_t num_blocks = 0) {
+                          std::uint64_t num_blocks = 0, std::uint32_t flags = 0) {
         kvpages_cache_config config = KVPAGES_CACHE_CONFIG_INIT;
         config.num_blocks = num_blocks;
+        config.flags = flags;
         config.worker = worker;
         config.memory = memory.get();
         kvpages_cache* raw = nullptr;
@@ -1095,6 +1146,30 @@ public:
         return all;
     }
 
+    /// The cache in numbers. The engine may tell how many blocks are in use: one number for all groups
+    /// together, or one for each.
+    kvpages_cache_snapshot snapshot(Span<const std::uint64_t> blocks_in_use = {}) const {
+        const kvpages_cache_usage usage = usage_of(blocks_in_use);
+        kvpages_cache_snapshot out = KVPAGES_CACHE_SNAPSHOT_INIT;
+        check(kvpages_cache_get_snapshot(get(), &usage, &out));
+        return out;
+    }
+
+    /// The same as JSON, with groups, allocations and regions.
+    std::string snapshot_json(Span<const std::uint64_t> blocks_in_use = {}) const {
+        const kvpages_cache_usage usage = usage_of(blocks_in_use);
+        return detail::text([&](char* buffer, std::size_t capacity, std::size_t* length) {
+            return kvpages_cache_copy_snapshot(get(), &usage, buffer, capacity, length);
+        });
+    }
+
+    /// What a block of a group is.
+    kvpages_cache_group group(std::size_t group) const {
+        kvpages_cache_group out = KVPAGES_CACHE_GROUP_INIT;
+        check(kvpages_cache_get_group(get(), group, &out));
+        return out;
+    }
+
     /// The cache as JSON for another process, which reads it with Descriptor::parse().
     std::string descriptor(const DescriptorConfig& config = {}) const {
         const kvpages_descriptor_config c_config = config.c_config();
@@ -1116,6 +1191,13 @@ public:
 
 private:
     explicit Cache(kvpages_cache* raw) : handle_(raw) {}
+
+    static kvpages_cache_usage usage_of(Span<const std::uint64_t> blocks_in_use) {
+        kvpages_cache_usage usage = KVPAGES_CACHE_USAGE_INIT;
+        usage.blocks_in_use = blocks_in_use.data();
+        usage.num_counts = blocks_in_use.size();
+        return usage;
+    }
 
     detail::Owned<kvpages_cache, kvpages_cache_destroy> handle_;
 };
@@ -1444,6 +1526,20 @@ public:
     /// Makes all slots those of a batch of dummies.
     void map_dummies(void* stream = nullptr) { check(kvpages_tables_map_dummies(get(), stream)); }
 
+    /// The tables in numbers.
+    kvpages_tables_snapshot snapshot() const {
+        kvpages_tables_snapshot out = KVPAGES_TABLES_SNAPSHOT_INIT;
+        check(kvpages_tables_get_snapshot(get(), &out));
+        return out;
+    }
+
+    /// The same as JSON, with groups.
+    std::string snapshot_json() const {
+        return detail::text([&](char* buffer, std::size_t capacity, std::size_t* length) {
+            return kvpages_tables_copy_snapshot(get(), buffer, capacity, length);
+        });
+    }
+
     kvpages_tables* get() const noexcept { return handle_.get(); }
 
 private:
@@ -1499,6 +1595,27 @@ public:
         selection.groups = groups.data();
         selection.num_groups = groups.size();
         zero_blocks(ids, selection, stream);
+    }
+
+    /// Fills freed blocks in every layer with bytes that are NaN as floats, so that a stale read is
+    /// loud. Not block 0.
+    void poison_blocks(Span<const std::int32_t> ids, void* stream = nullptr) {
+        check(kvpages_ops_poison_blocks(get(), ids.data(), ids.size(), nullptr, stream));
+    }
+
+    /// The same in the layers chosen.
+    void poison_blocks(Span<const std::int32_t> ids, const kvpages_block_selection& selection,
+                       void* stream = nullptr) {
+        check(kvpages_ops_poison_blocks(get(), ids.data(), ids.size(), &selection, stream));
+    }
+
+    /// The same in the layers of some groups.
+    void poison_blocks_of(Span<const std::uint64_t> groups, Span<const std::int32_t> ids,
+                          void* stream = nullptr) {
+        kvpages_block_selection selection = KVPAGES_BLOCK_SELECTION_INIT;
+        selection.groups = groups.data();
+        selection.num_groups = groups.size();
+        poison_blocks(ids, selection, stream);
     }
 
     /// Copies blocks in every layer, as if all were read before any is written.

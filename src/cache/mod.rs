@@ -7,10 +7,12 @@ mod describe;
 mod growth;
 #[cfg(test)]
 mod plan_properties;
+mod snapshot;
 
 pub use bind::{BindError, bind_layers, bind_order, layer_index};
 pub use blueprint::{Blueprint, BlueprintError, GroupSizes, LayerViews, Region};
 pub use describe::{DescribeError, Ranks};
+pub use snapshot::{BlockBytes, GroupSnapshot, Snapshot, Usage, UsageError};
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -30,6 +32,8 @@ pub struct Cache {
     num_blocks: Arc<AtomicU64>,
     /// What fresh blocks hold.
     fresh: Fresh,
+    /// Goes up with each change of that number.
+    generation: AtomicU64,
     /// Held while the number changes.
     resizing: Mutex<()>,
 }
@@ -157,6 +161,7 @@ impl Cache {
             fixed,
             num_blocks: Arc::new(AtomicU64::new(num_blocks)),
             fresh: Fresh::Zero,
+            generation: AtomicU64::new(1),
             resizing: Mutex::default(),
         })
     }
@@ -175,14 +180,22 @@ impl Cache {
         }
         check_num_blocks(&self.blueprint, num_blocks)?;
         check_in_use(in_use, present, num_blocks)?;
-        if num_blocks >= present {
+        if num_blocks == present {
+            return Ok(());
+        }
+        if num_blocks > present {
             self.grow(present, num_blocks)?;
-            self.num_blocks.store(num_blocks, Ordering::Release);
+            self.set_num_blocks(num_blocks);
             return Ok(());
         }
         // First no call can use the blocks any more, then they go.
-        self.num_blocks.store(num_blocks, Ordering::Release);
+        self.set_num_blocks(num_blocks);
         self.shrink(num_blocks)
+    }
+
+    fn set_num_blocks(&self, num_blocks: u64) {
+        self.num_blocks.store(num_blocks, Ordering::Release);
+        self.generation.fetch_add(1, Ordering::Release);
     }
 
     fn grow(&self, from: u64, to: u64) -> Result<(), CacheError> {
@@ -273,6 +286,23 @@ impl Cache {
     /// Blocks that have memory: those of the plan, or fewer.
     pub fn num_blocks(&self) -> u64 {
         self.num_blocks.load(Ordering::Acquire)
+    }
+
+    /// What blocks hold that were never written.
+    pub fn fresh(&self) -> Fresh {
+        self.fresh
+    }
+
+    /// How often the number of blocks was changed, and 1: another number says that what was read
+    /// before may be stale.
+    pub fn generation(&self) -> u64 {
+        self.generation.load(Ordering::Acquire)
+    }
+
+    /// Bytes of memory that are taken for it: those of its blocks, and what comes with them where
+    /// memory comes in pieces.
+    pub fn held_bytes(&self) -> u64 {
+        self.allocations.iter().map(Allocation::held_bytes).sum()
     }
 
     /// The same, for those who must see it change.

@@ -15,6 +15,7 @@ use super::context::{Context, Entered};
 use super::driver::call;
 use super::error::CudaError;
 use super::stream::{Stream, StreamRef};
+use crate::log::{self, Level};
 
 /// What virtual memory must be good for. It cannot be added later.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -330,7 +331,8 @@ impl Drop for DeviceBuffer {
         if let Ok(entered) = self.context.enter_to_release() {
             let _beside = entered.beside_captures();
             // SAFETY: whoever owned the buffer does not use its memory any more.
-            let _ = unsafe { entered.free(self.address) };
+            let freed = unsafe { entered.free(self.address) };
+            tell_if_kept(freed, self.bytes);
         }
     }
 }
@@ -379,7 +381,17 @@ impl Drop for PinnedBuffer {
         if let Ok(entered) = self.context.enter_to_release() {
             let _beside = entered.beside_captures();
             // SAFETY: whoever owned the buffer does not use its memory any more.
-            let _ = unsafe { entered.free_pinned(self.data) };
+            let freed = unsafe { entered.free_pinned(self.data) };
+            tell_if_kept(freed, self.bytes);
         }
+    }
+}
+
+/// Logs that memory was not given back: nobody else hears of it.
+fn tell_if_kept(freed: Result<(), CudaError>, bytes: usize) {
+    if let Err(error) = freed {
+        log::say(Level::Warn, || {
+            format!("{bytes} bytes of memory were not given back: {error}")
+        });
     }
 }

@@ -16,6 +16,8 @@ use super::status::{Failure, kvpages_status};
 use super::types::kvpages_tensor;
 use super::view::{kvpages_view_report, report};
 use crate::cache::{Blueprint, Cache, Fresh, LayerViews, bind_order};
+use crate::log::{self, Level};
+use crate::memory::Place;
 use crate::view::View;
 
 /// The memory of one worker's layers, and a view of it for each layer.
@@ -34,6 +36,21 @@ pub(super) struct CacheHandle {
     tensors: Vec<kvpages_tensor>,
     /// Where each layer's views start in `tensors`, and where the last one's end.
     starts: Vec<usize>,
+}
+
+impl Drop for CacheHandle {
+    fn drop(&mut self) {
+        log::say(Level::Debug, || {
+            let bytes = self.cache.held_bytes();
+            let is_used = Arc::strong_count(&self.cache) > 1;
+            let kept = if is_used {
+                ", which operations on it keep"
+            } else {
+                ""
+            };
+            format!("a cache is destroyed, with {bytes} bytes of memory{kept}")
+        });
+    }
 }
 
 // SAFETY: the pointers in `tensors` lead into the cache's own allocations and views, which do not
@@ -214,6 +231,7 @@ pub unsafe extern "C" fn kvpages_cache_create(
             0 => Cache::allocate(Arc::clone(blueprint), &**memory, fresh)?,
             num_blocks => Cache::reserve(Arc::clone(blueprint), &**memory, num_blocks, fresh)?,
         };
+        tell_of_new(&cache, config.worker);
         *out = handle::give(CacheHandle::new(cache, Arc::clone(names)));
         Ok(())
     })
@@ -273,7 +291,10 @@ pub unsafe extern "C" fn kvpages_cache_resize(
     unsafe {
         handle::change(cache, |cache| {
             let in_use = input::array(blocks_in_use, num_blocks_in_use, "blocks_in_use")?;
-            Ok(cache.cache.resize(num_blocks, in_use)?)
+            let before = cache.cache.num_blocks();
+            cache.cache.resize(num_blocks, in_use)?;
+            tell_of_resized(&cache.cache, before);
+            Ok(())
         })
     }
 }
@@ -678,6 +699,50 @@ pub unsafe extern "C" fn kvpages_cache_copy_bound_layers(
             },
         )
     }
+}
+
+/// Where bytes are, for people.
+fn place_text(place: &Place) -> String {
+    match place {
+        Place::Host => "host memory".to_owned(),
+        Place::Cuda(context) => format!("memory of CUDA device {}", context.ordinal()),
+    }
+}
+
+/// Logs a cache that was made.
+fn tell_of_new(cache: &Cache, worker: usize) {
+    log::say(Level::Info, || {
+        let blueprint = cache.blueprint();
+        let (blocks, max) = (cache.num_blocks(), blueprint.num_blocks());
+        let fresh = match cache.fresh() {
+            Fresh::Zero => "",
+            Fresh::Poison => "; blocks that were never written are poisoned",
+        };
+        format!(
+            "cache of worker {worker}: {blocks} of {max} blocks of {} bytes in {} allocations of {} bytes, in {}{fresh}",
+            blueprint.bytes_per_block(),
+            cache.allocations().len(),
+            blueprint.total_bytes(),
+            place_text(cache.place()),
+        )
+    });
+}
+
+/// Logs a cache that has another number of blocks than before.
+fn tell_of_resized(cache: &Cache, before: u64) {
+    let now = cache.num_blocks();
+    if now == before {
+        return;
+    }
+    log::say(Level::Info, || {
+        let what = if now > before { "grew" } else { "shrank" };
+        format!(
+            "a cache {what} from {before} to {now} blocks of {} bytes, in {}; {} bytes of memory are held",
+            cache.blueprint().bytes_per_block(),
+            place_text(cache.place()),
+            cache.held_bytes(),
+        )
+    });
 }
 
 fn none_of(what: &str, number: usize, count: usize) -> Failure {

@@ -192,6 +192,14 @@ impl Allocation {
         &self.place
     }
 
+    /// Bytes of memory behind them.
+    pub fn held_bytes(&self) -> u64 {
+        match self.reserved() {
+            Some(reserved) => reserved.held_bytes(),
+            None => self.bytes(),
+        }
+    }
+
     /// Sets the bytes of ranges that are not in use, and behind which memory lies, to `value`.
     pub fn fill(&self, ranges: &[Range<u64>], value: u8) -> Result<(), MemoryError> {
         let places = ranges.iter().map(|range| {

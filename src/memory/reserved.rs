@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::{Allocation, MemoryError, Place, Release};
@@ -50,6 +51,8 @@ pub struct Reserved {
     piece_bytes: usize,
     /// For each piece whether memory lies behind it.
     held: Mutex<Vec<bool>>,
+    /// Bytes of the pieces that are held, for those who only look.
+    held_bytes: AtomicUsize,
 }
 
 // SAFETY: an address and a length; what lies behind them changes under a lock.
@@ -87,6 +90,7 @@ impl Reserved {
             bytes,
             piece_bytes,
             held: Mutex::new(vec![false; bytes.div_ceil(piece_bytes)]),
+            held_bytes: AtomicUsize::new(0),
         }
     }
 
@@ -115,6 +119,11 @@ impl Reserved {
             return Err(error);
         }
         Ok(taken)
+    }
+
+    /// Bytes behind which memory lies.
+    pub fn held_bytes(&self) -> u64 {
+        self.held_bytes.load(Ordering::Relaxed) as u64
     }
 
     /// Undoes a [`grow`](Self::grow).
@@ -154,6 +163,7 @@ impl Reserved {
             // SAFETY: the piece is reserved and not held.
             unsafe { self.backing.commit(data, bytes) }?;
             held[piece] = true;
+            self.held_bytes.fetch_add(bytes, Ordering::Relaxed);
             taken.0.push(piece);
         }
         Ok(())
@@ -171,6 +181,7 @@ impl Reserved {
         // SAFETY: the piece is held and nobody needs it.
         unsafe { self.backing.decommit(data, bytes) }?;
         held[piece] = false;
+        self.held_bytes.fetch_sub(bytes, Ordering::Relaxed);
         Ok(())
     }
 

@@ -1,0 +1,59 @@
+//! In a line, for a log.
+
+use super::facts;
+use super::reference;
+use super::text::{narrow_text, worker_title};
+use crate::plan::units::Bytes;
+use crate::plan::{Plan, Policy};
+
+impl Plan {
+    /// The plan in one line.
+    pub fn headline(&self) -> String {
+        let totals = reference::totals(self);
+        let policy = match self.asked.as_ref().map(|asked| asked.policy) {
+            Some(Policy::Reference) => "plan of the policy reference",
+            Some(Policy::Compact) => "plan of the policy compact",
+            None => "plan of the engine",
+        };
+        let held = match totals.max_model_len {
+            0 => String::new(),
+            len => format!(
+                ", {} tokens in requests of up to {len}",
+                totals.capacity_tokens
+            ),
+        };
+        format!(
+            "{policy} for {} workers: {} blocks in {} groups{held}; {} in all tensors, of which {} of \
+             padding and {} of unused slots; {} left over",
+            self.workers.len(),
+            totals.num_blocks,
+            totals.num_groups,
+            Bytes(totals.tensor_bytes),
+            Bytes(totals.waste.padding),
+            Bytes(totals.waste.unused_slots),
+            Bytes(totals.waste.left_over),
+        )
+    }
+
+    /// Why there are no more blocks, where that is not the memory: a sentence for each worker.
+    pub fn limits(&self) -> Vec<String> {
+        let workers = facts::of_workers(self);
+        let narrow = workers.iter().filter_map(|(numbers, worker)| {
+            let narrow = worker.narrow.as_ref()?;
+            let num_blocks = reference::totals(self).num_blocks;
+            let text = narrow_text(narrow, num_blocks);
+            Some(format!("{}: {text}", worker_title(numbers)))
+        });
+        narrow.collect()
+    }
+
+    /// Why a compact plan is the reference's, if it is.
+    pub fn fallback(&self) -> Option<String> {
+        let beside = reference::compare(self)?.outcome.ok()?;
+        beside.is_taken.then(|| {
+            "the policy compact took the groups and pages of the policy reference: it found nothing \
+             better"
+                .to_owned()
+        })
+    }
+}
