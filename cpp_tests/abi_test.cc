@@ -152,6 +152,9 @@ static_assert(KVPAGES_PRESET_MAMBA1 == 30 && KVPAGES_PRESET_GATED_DELTA_NET == 3
 static_assert(KVPAGES_ROW_FORMAT_NONE == 0 && KVPAGES_ROW_FORMAT_FP8_DS_MLA_V4 == 9);
 static_assert(KVPAGES_ROW_PART_KEY == 0 && KVPAGES_ROW_PART_VALUE == 1);
 static_assert(KVPAGES_STRIDED_COPY_MAX_DIMS == 6);
+static_assert(KVPAGES_LOG_LEVEL_OFF == 0 && KVPAGES_LOG_LEVEL_WARN == 1);
+static_assert(KVPAGES_LOG_LEVEL_INFO == 2 && KVPAGES_LOG_LEVEL_DEBUG == 3);
+static_assert(KVPAGES_CACHE_POISON == 1);
 static_assert(KVPAGES_PLAN_DRAFT_LAYERS == 16 && KVPAGES_BACKEND_SCALES_AT_PAGE_END == 4);
 
 namespace {
@@ -189,6 +192,10 @@ TEST(Abi, InitMacrosSetTheSizeAndNothingElse) {
     expect_init(kvpages_cuda_memory_config KVPAGES_CUDA_MEMORY_CONFIG_INIT);
     expect_init(kvpages_memory_callbacks KVPAGES_MEMORY_CALLBACKS_INIT);
     expect_init(kvpages_cache_config KVPAGES_CACHE_CONFIG_INIT);
+    expect_init(kvpages_cache_usage KVPAGES_CACHE_USAGE_INIT);
+    expect_init(kvpages_cache_snapshot KVPAGES_CACHE_SNAPSHOT_INIT);
+    expect_init(kvpages_cache_group KVPAGES_CACHE_GROUP_INIT);
+    expect_init(kvpages_tables_snapshot KVPAGES_TABLES_SNAPSHOT_INIT);
     expect_init(kvpages_view_report KVPAGES_VIEW_REPORT_INIT);
     expect_init(kvpages_layer_info KVPAGES_LAYER_INFO_INIT);
     expect_init(kvpages_view_axes KVPAGES_VIEW_AXES_INIT);
