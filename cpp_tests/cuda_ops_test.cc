@@ -438,7 +438,9 @@ TEST_F(CudaOps, AFreshCacheIsPoisonedWhereItIsAsked) {
 // When the device fails to fill new blocks, all is as before.
 TEST_F(CudaOps, BlocksThatCannotBePoisonedAreNotThere) {
     NEEDS_STANDIN("fails when it is told to");
-    const kvpages::Memory memory = kvpages::Memory::cuda({});
+    kvpages::CudaMemory config;
+    config.is_virtual = true;
+    const kvpages::Memory memory = kvpages::Memory::cuda(config);
     const kvpages::Plan plan = plan_of(shapes()[0]);
     kvpages::Cache cache = kvpages::Cache::allocate(plan, memory, 0, 2, KVPAGES_CACHE_POISON);
     const std::size_t used = standin_used_bytes(0);
@@ -449,7 +451,7 @@ TEST_F(CudaOps, BlocksThatCannotBePoisonedAreNotThere) {
     const auto fills = standin_num_calls("cuMemsetD8Async") - before;
     EXPECT_GE(fills, tensors);
     cache.resize(2, {});
-    ASSERT_TRUE(standin_fail("cuMemsetD8Async", static_cast<int>(fills), CUDA_ERROR_UNKNOWN));
+    ASSERT_TRUE(standin_fail("cuMemsetD8Async", fills, CUDA_ERROR_UNKNOWN));
     EXPECT_EQ(kvpages_cache_resize(const_cast<kvpages_cache*>(cache.get()), 4, nullptr, 0),
               KVPAGES_STATUS_DEVICE_UNAVAILABLE);
     EXPECT_EQ(cache.num_blocks(), 2u);

@@ -97,7 +97,7 @@ TEST(Log, SaysWhatWasDecidedAndTaken) {
     const World world;
     const auto of_world = recorder.take();
     EXPECT_EQ(Recorder::count(of_world, LogLevel::info,
-                              {"plan of the policy reference for 1 workers", "48 blocks",
+                              {"plan of the policy reference for 1 worker", "48 blocks",
                                "2 groups", "requests of up to 64"}),
               1u)
         << all_of(of_world);
@@ -229,6 +229,7 @@ TEST(Log, ACallbackMayCallTheLibrary) {
         std::int32_t status = 0;
         std::string kind;
     };
+    const Memory memory = host_memory();
     Caller caller;
     kvpages::set_logger(&caller);
     const Tables t = tables();
@@ -249,6 +250,7 @@ TEST(Log, WhatALoggerThrowsIsDropped) {
         }
         int count = 0;
     };
+    const Memory memory = host_memory();
     Thrower thrower;
     kvpages::set_logger(&thrower);
     const World world;
@@ -258,6 +260,7 @@ TEST(Log, WhatALoggerThrowsIsDropped) {
 }
 
 TEST(Log, HostileArguments) {
+    const Memory memory = host_memory();
     Recorder recorder(LogLevel::info);
     for (const std::uint32_t level : {4u, 100u, 0xffffffffu}) {
         EXPECT_TRUE(fails(kvpages_set_log_callback(level, nullptr, nullptr),

@@ -23,7 +23,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("cuda", &["num", "log"]),
     ("kernels", &["cuda"]),
     ("tables", &["num", "cuda", "kernels"]),
-    ("memory", &["num", "cuda"]),
+    ("memory", &["num", "log", "cuda"]),
     ("view", &["num", "dtype", "spec", "backend"]),
     ("descriptor", &["num", "dtype", "view"]),
     (

@@ -316,7 +316,7 @@ enum kvpages_log_level
     KVPAGES_LOG_LEVEL_OFF = 0,
     /**
      * Something works worse than it could: kernels that cannot reach all blocks that
-     * there is memory for, memory that a driver does not take back.
+     * there is memory for, a driver that fails when memory is given back.
      */
     KVPAGES_LOG_LEVEL_WARN = 1,
     /**

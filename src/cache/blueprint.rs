@@ -194,11 +194,8 @@ impl Blueprint {
 
     /// Bytes of a block in all allocations, whichever group has it.
     pub fn bytes_per_block(&self) -> u64 {
-        // No more than all blocks, whose bytes were counted.
-        self.regions
-            .iter()
-            .map(|region| region.block_step_bytes)
-            .sum()
+        let of_regions = self.regions.iter().map(|region| region.block_step_bytes);
+        of_regions.fold(0, u64::saturating_add)
     }
 
     /// The layers that have views, in the model's order.

@@ -55,6 +55,19 @@ pub struct BlockBytes {
     pub unused_bytes: u64,
 }
 
+impl BlockBytes {
+    /// Adds `count` times as much. Numbers that fit nowhere stop at the largest.
+    fn add(&mut self, count: u64, other: &BlockBytes) {
+        for (sum, bytes) in [
+            (&mut self.content_bytes, other.content_bytes),
+            (&mut self.padding_bytes, other.padding_bytes),
+            (&mut self.unused_bytes, other.unused_bytes),
+        ] {
+            *sum = sum.saturating_add(count.saturating_mul(bytes));
+        }
+    }
+}
+
 /// What a block of a group is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct GroupSnapshot {
@@ -103,7 +116,6 @@ impl Cache {
             num_blocks,
             max_blocks: blueprint.num_blocks(),
             bytes_per_block,
-            // No more than those of all blocks, which were counted.
             block_bytes: num_blocks.saturating_mul(bytes_per_block),
             held_bytes: self.held_bytes(),
             allocation_bytes: blueprint.total_bytes(),
@@ -193,10 +205,13 @@ impl Blueprint {
         let mut page_bytes = 0u64;
         for (content, page) in read.chain(unread) {
             found.num_layers += 1;
-            // The plan counted them all, so nothing overflows.
-            found.per_block.content_bytes += content;
-            found.per_block.padding_bytes += page.saturating_sub(content);
-            page_bytes += page;
+            let bytes = BlockBytes {
+                content_bytes: content,
+                padding_bytes: page.saturating_sub(content),
+                unused_bytes: 0,
+            };
+            found.per_block.add(1, &bytes);
+            page_bytes = page_bytes.saturating_add(page);
         }
         found.per_block.unused_bytes = self.bytes_per_block().saturating_sub(page_bytes);
         Some(found)
@@ -233,10 +248,7 @@ fn usage(
         for (number, &count) in in_use.iter().enumerate() {
             let group = blueprint.group_snapshot(number);
             let per_block = group.map_or(BlockBytes::default(), |group| group.per_block);
-            // There are no more blocks than the plan counted.
-            sum.content_bytes += count.saturating_mul(per_block.content_bytes);
-            sum.padding_bytes += count.saturating_mul(per_block.padding_bytes);
-            sum.unused_bytes += count.saturating_mul(per_block.unused_bytes);
+            sum.add(count, &per_block);
         }
         sum
     });

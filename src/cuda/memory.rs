@@ -332,7 +332,7 @@ impl Drop for DeviceBuffer {
             let _beside = entered.beside_captures();
             // SAFETY: whoever owned the buffer does not use its memory any more.
             let freed = unsafe { entered.free(self.address) };
-            tell_if_kept(freed, self.bytes);
+            tell_if_failed(freed, self.bytes);
         }
     }
 }
@@ -382,16 +382,16 @@ impl Drop for PinnedBuffer {
             let _beside = entered.beside_captures();
             // SAFETY: whoever owned the buffer does not use its memory any more.
             let freed = unsafe { entered.free_pinned(self.data) };
-            tell_if_kept(freed, self.bytes);
+            tell_if_failed(freed, self.bytes);
         }
     }
 }
 
-/// Logs that memory was not given back: nobody else hears of it.
-fn tell_if_kept(freed: Result<(), CudaError>, bytes: usize) {
+/// Logs a failure to give memory back: nobody else hears of it.
+fn tell_if_failed(freed: Result<(), CudaError>, bytes: usize) {
     if let Err(error) = freed {
         log::say(Level::Warn, || {
-            format!("{bytes} bytes of memory were not given back: {error}")
+            format!("the driver failed when {bytes} bytes of memory were given back: {error}")
         });
     }
 }

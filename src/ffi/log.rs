@@ -14,7 +14,7 @@ pub enum kvpages_log_level {
     /// Nothing is said.
     Off = 0,
     /// Something works worse than it could: kernels that cannot reach all blocks that
-    /// there is memory for, memory that a driver does not take back.
+    /// there is memory for, a driver that fails when memory is given back.
     Warn = 1,
     /// What was decided and taken: a plan, a cache that is made, grown or shrunk,
     /// tables, a device that is opened, poison. A few messages for each.

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::{Allocation, MemoryError, Place, Release};
+use crate::log::{self, Level};
 
 /// Most pieces of one reservation, so that the largest is grown with few calls to the system.
 const MAX_PIECES: usize = 256;
@@ -221,7 +222,12 @@ impl Reserved {
 
 impl Release for Reserved {
     fn release(&self, _data: NonNull<u8>, _bytes: usize) {
-        let _ = self.shrink(&[]);
+        if let Err(error) = self.shrink(&[]) {
+            log::say(Level::Warn, || {
+                let bytes = self.held_bytes();
+                format!("{bytes} bytes of memory were not given back: {error}")
+            });
+        }
         // SAFETY: the allocation is gone, and with it all users of the addresses.
         unsafe { self.backing.unreserve(self.start, self.bytes) };
     }

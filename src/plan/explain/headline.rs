@@ -23,11 +23,11 @@ impl Plan {
             ),
         };
         format!(
-            "{policy} for {} workers: {} blocks in {} groups{held}; {} in all tensors, of which {} of \
-             padding and {} of unused slots; {} left over",
-            self.workers.len(),
-            totals.num_blocks,
-            totals.num_groups,
+            "{policy} for {}: {} in {}{held}; {} in all tensors, of which {} of padding and {} of \
+             unused slots; {} left over",
+            counted(self.workers.len() as u64, "worker"),
+            counted(totals.num_blocks, "block"),
+            counted(totals.num_groups as u64, "group"),
             Bytes(totals.tensor_bytes),
             Bytes(totals.waste.padding),
             Bytes(totals.waste.unused_slots),
@@ -56,4 +56,10 @@ impl Plan {
                 .to_owned()
         })
     }
+}
+
+/// "1 block", "2 blocks".
+fn counted(count: u64, what: &str) -> String {
+    let ending = if count == 1 { "" } else { "s" };
+    format!("{count} {what}{ending}")
 }
