@@ -137,4 +137,14 @@ mod tests {
         assert_eq!(Dtype::try_from(0), Err(0));
         assert_eq!(Dtype::try_from(16), Err(16));
     }
+
+    #[test]
+    fn poison_is_nan() {
+        assert!(f64::from_ne_bytes([POISON; 8]).is_nan());
+        assert!(f32::from_ne_bytes([POISON; 4]).is_nan());
+        assert!(half::f16::from_ne_bytes([POISON; 2]).is_nan());
+        assert!(half::bf16::from_ne_bytes([POISON; 2]).is_nan());
+        // All bits of the exponent and of the mantissa set is the NaN of both 8-bit floats.
+        assert_eq!(POISON & 0x7f, 0x7f);
+    }
 }

@@ -46,7 +46,9 @@ pub type kvpages_log_fn =
 ///
 /// May be called at any time, also while other threads are in calls that say
 /// something: when it returns, the callback that was set before is not called any
-/// more, and not running, so what it uses may go.
+/// more, and not running, so what it uses may go. That means that it waits for calls
+/// of the callback that are under way: the caller holds no lock that the callback
+/// takes.
 ///
 /// @param max_level  The least important messages that are wanted: one of
 ///                   KVPAGES_LOG_LEVEL_*.
