@@ -104,6 +104,18 @@ public:
         std::fill(passing.begin(), passing.end(), -1);
     }
 
+    void poison(const std::vector<std::int32_t>& ids, const kvpages_block_selection* chosen) {
+        std::vector<std::int32_t> passing = ids;  // gone before the device has run
+        if (chosen != nullptr) {
+            on_host_.poison_blocks(passing, *chosen);
+            on_device_.poison_blocks(passing, *chosen, stream());
+        } else {
+            on_host_.poison_blocks(passing);
+            on_device_.poison_blocks(passing, stream());
+        }
+        std::fill(passing.begin(), passing.end(), -1);
+    }
+
     void copy(const std::vector<kvpages_block_copy>& copies,
               const kvpages_block_selection* chosen) {
         std::vector<kvpages_block_copy> passing = copies;
@@ -328,6 +340,123 @@ TEST_F(CudaOps, DoWhatTheyDoInHostMemory) {
             ASSERT_NO_FATAL_FAILURE(twins.gather_blocks(random.blocks(random.below(4))));
         }
     }
+}
+
+TEST_F(CudaOps, PoisonWhatTheyDoInHostMemory) {
+    std::uint64_t seed = 100;
+    for (const Shape& shape : shapes()) {
+        SCOPED_TRACE(std::string(shape.layout) + ", " + std::to_string(shape.num_layers));
+        Random random(++seed);
+        Twins twins(shape, seed % 2 == 0);
+        for (unsigned round = 0; round < 6; ++round) {
+            twins.fill(round);
+            const std::vector<std::size_t> layers{random.below(shape.num_layers)};
+            kvpages_block_selection one_layer = KVPAGES_BLOCK_SELECTION_INIT;
+            one_layer.layers = layers.data();
+            one_layer.num_layers = 1;
+            std::vector<std::int32_t> ids = random.blocks(random.below(kBlocks + 1));
+            ids.erase(std::remove(ids.begin(), ids.end(), 0), ids.end());
+            twins.poison(ids, random.below(3) == 0 ? &one_layer : nullptr);
+            ASSERT_NO_FATAL_FAILURE(twins.compare());
+        }
+        twins.fill(7);
+        twins.poison({3, 4, 5}, nullptr);  // blocks that follow each other
+        ASSERT_NO_FATAL_FAILURE(twins.compare());
+    }
+}
+
+TEST_F(CudaOps, PoisonInACapturedGraph) {
+    Twins twins(shapes()[4]);
+    twins.fill(1);
+    const support::Graph graph(twins.stream(), [&] {
+        std::vector<std::int32_t> ids{5, 2, 7};
+        twins.on_device().poison_blocks(ids, twins.stream());
+        ids.assign(3, 8);
+    });
+    for (unsigned replay = 0; replay < 2; ++replay) {
+        twins.fill(replay);
+        const Bytes filled = twins.device_bytes(0);
+        graph.launch(twins.stream());
+        twins.wait();
+        const Bytes poisoned = twins.device_bytes(0);
+        // Keys of all blocks lie before all values.
+        const std::size_t part = filled.size() / 2 / kBlocks;
+        for (std::size_t i = 0; i < filled.size(); ++i) {
+            const std::size_t block = i / part % kBlocks;
+            const bool is_listed = block == 5 || block == 2 || block == 7;
+            ASSERT_EQ(poisoned[i], is_listed ? 0xff : filled[i]) << "byte " << i;
+        }
+    }
+}
+
+TEST_F(CudaOps, PoisonTakesAFillForEachPieceAndOneLaunch) {
+    NEEDS_STANDIN("counts calls");
+    Shape shape = shapes()[0];
+    shape.num_layers = 20;
+    Twins twins(shape);
+    twins.fill(1);
+    const std::uint64_t launches = standin_num_calls("cuLaunchKernel");
+    const std::uint64_t fills = standin_num_calls("cuMemsetD8Async");
+    const std::uint64_t taken = standin_num_calls("cuMemAlloc_v2");
+    twins.poison({1, 3, 5, 8}, nullptr);
+    EXPECT_EQ(standin_num_calls("cuLaunchKernel") - launches, 1u);
+    EXPECT_EQ(standin_num_calls("cuMemsetD8Async") - fills, 20u);
+    EXPECT_EQ(standin_num_calls("cuMemAlloc_v2"), taken);
+    ASSERT_NO_FATAL_FAILURE(twins.compare());
+}
+
+TEST_F(CudaOps, AFreshCacheIsPoisonedWhereItIsAsked) {
+    for (const bool is_virtual : {true, false}) {
+        kvpages::CudaMemory config;
+        config.is_virtual = is_virtual;
+        const kvpages::Memory memory = kvpages::Memory::cuda(config);
+        for (const std::size_t number : {0u, 4u}) {  // in one piece, and in two runs
+            const kvpages::Plan plan = plan_of(shapes()[number]);
+            kvpages::Cache cache = kvpages::Cache::allocate(
+                plan, memory, 0, is_virtual ? 3 : 0, KVPAGES_CACHE_POISON);
+            const auto expect_poison = [&cache](std::uint64_t num_blocks) {
+                const Entered entered;
+                for (const kvpages_region& region : cache.regions()) {
+                    Bytes bytes(num_blocks * region.block_step_bytes);
+                    DRIVER(cuMemcpyDtoH_v2(bytes.data(), address(region.data), bytes.size()));
+                    for (std::size_t i = 0; i < bytes.size(); ++i) {
+                        ASSERT_EQ(bytes[i], i < region.block_step_bytes ? 0 : 0xff) << i;
+                    }
+                }
+            };
+            ASSERT_NO_FATAL_FAILURE(expect_poison(is_virtual ? 3 : kBlocks));
+            if (is_virtual) {
+                for (const std::uint64_t num_blocks : {kBlocks, std::uint64_t{1}, std::uint64_t{5}}) {
+                    cache.resize(num_blocks, {});
+                    ASSERT_NO_FATAL_FAILURE(expect_poison(num_blocks));
+                }
+            }
+        }
+    }
+}
+
+// When the device fails to fill new blocks, all is as before.
+TEST_F(CudaOps, BlocksThatCannotBePoisonedAreNotThere) {
+    NEEDS_STANDIN("fails when it is told to");
+    kvpages::CudaMemory config;
+    config.is_virtual = true;
+    const kvpages::Memory memory = kvpages::Memory::cuda(config);
+    const kvpages::Plan plan = plan_of(shapes()[0]);
+    kvpages::Cache cache = kvpages::Cache::allocate(plan, memory, 0, 2, KVPAGES_CACHE_POISON);
+    const std::size_t used = standin_used_bytes(0);
+    // Zeroed when it is taken, and then filled.
+    const std::size_t tensors = cache.num_allocations();
+    const auto before = standin_num_calls("cuMemsetD8Async");
+    cache.resize(4, {});
+    const auto fills = standin_num_calls("cuMemsetD8Async") - before;
+    EXPECT_GE(fills, tensors);
+    cache.resize(2, {});
+    ASSERT_TRUE(standin_fail("cuMemsetD8Async", fills, CUDA_ERROR_UNKNOWN));
+    EXPECT_EQ(kvpages_cache_resize(const_cast<kvpages_cache*>(cache.get()), 4, nullptr, 0),
+              KVPAGES_STATUS_DEVICE_UNAVAILABLE);
+    EXPECT_EQ(cache.num_blocks(), 2u);
+    EXPECT_EQ(standin_used_bytes(0), used);
+    cache.resize(4, {});
 }
 
 TEST_F(CudaOps, OrderOfCopiesIsAsIfAllWereReadFirst) {

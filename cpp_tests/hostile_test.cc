@@ -804,6 +804,15 @@ TEST(HostileStructSize, Inputs) {
             }
             return status;
         });
+    const std::uint64_t blocks_in_use = 7;
+    kvpages_cache_usage usage = KVPAGES_CACHE_USAGE_INIT;
+    usage.blocks_in_use = &blocks_in_use;
+    usage.num_counts = 1;
+    expect_sizes<kvpages_cache_usage>(
+        w, "kvpages_cache_usage", usage, true, [&w](kvpages_cache_usage* given) {
+            kvpages_cache_snapshot out = KVPAGES_CACHE_SNAPSHOT_INIT;
+            return kvpages_cache_get_snapshot(w.allocated.get(), given, &out);
+        });
     const kvpages_bind_config bind = KVPAGES_BIND_CONFIG_INIT;
     expect_sizes<kvpages_bind_config>(w, "kvpages_bind_config", bind, true,
                                       [](kvpages_bind_config* given) {
@@ -849,6 +858,20 @@ TEST(HostileStructSize, Outputs) {
     expect_sizes<kvpages_tensor_info>(
         w, "kvpages_tensor_info", KVPAGES_TENSOR_INFO_INIT, false,
         [&](kvpages_tensor_info* out) { return kvpages_plan_get_tensor(p, 0, 0, out); });
+    expect_sizes<kvpages_cache_snapshot>(
+        w, "kvpages_cache_snapshot", KVPAGES_CACHE_SNAPSHOT_INIT, false,
+        [&](kvpages_cache_snapshot* out) { return kvpages_cache_get_snapshot(c, nullptr, out); });
+    expect_sizes<kvpages_cache_group>(
+        w, "kvpages_cache_group", KVPAGES_CACHE_GROUP_INIT, false,
+        [&](kvpages_cache_group* out) { return kvpages_cache_get_group(c, 1, out); });
+    kvpages_tables_config rows = KVPAGES_TABLES_CONFIG_INIT;
+    rows.max_requests = rows.max_tokens = 1;
+    kvpages_tables* tables = nullptr;
+    must(kvpages_tables_create_for_plan(p, 0, &rows, &tables));
+    expect_sizes<kvpages_tables_snapshot>(
+        w, "kvpages_tables_snapshot", KVPAGES_TABLES_SNAPSHOT_INIT, false,
+        [&](kvpages_tables_snapshot* out) { return kvpages_tables_get_snapshot(tables, out); });
+    kvpages_tables_destroy(tables);
     kvpages_hybrid_config hybrid = KVPAGES_HYBRID_CONFIG_INIT;
     hybrid.block_size = hybrid.smallest_kernel_block = hybrid.attention_bytes_per_token = 1;
     expect_sizes<kvpages_hybrid_block>(

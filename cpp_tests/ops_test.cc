@@ -35,6 +35,11 @@ std::int32_t zero(const Ops& ops, const Ids& ids, const kvpages_block_selection*
     return kvpages_ops_zero_blocks(ops.get(), ids.data(), ids.size(), chosen, nullptr);
 }
 
+std::int32_t poison(const Ops& ops, const Ids& ids,
+                    const kvpages_block_selection* chosen = nullptr) {
+    return kvpages_ops_poison_blocks(ops.get(), ids.data(), ids.size(), chosen, nullptr);
+}
+
 std::int32_t copy(const Ops& ops, const std::vector<kvpages_block_copy>& copies,
                   const kvpages_block_selection* chosen = nullptr, std::uint64_t num_blocks = 0) {
     return kvpages_ops_copy_blocks(ops.get(), copies.data(), copies.size(), chosen, num_blocks, nullptr);
@@ -328,6 +333,93 @@ TEST(CasesZero, Z05_GroupsThatOverlayASlab) {
     move(expected, before, 65536, 2 * 65536, 65536);
     move(expected, before, 2 * 65536, 0, 65536);
     EXPECT_TRUE(bytes(c) == expected);
+}
+
+// Of every layout: each byte that clearing a block writes is 0xFF, and each other one as it was.
+TEST(OpsPoison, WritesTheBytesThatClearingDoes) {
+    for_each_layout([](const Layout& layout, std::uint64_t num_blocks) {
+        const Cache c = cache_of(layout, num_blocks, full(kBlock, kHeads, kWidth));
+        const Ops o = ops(c);
+        for (std::int32_t block = 1; block < static_cast<std::int32_t>(num_blocks); ++block) {
+            const Bytes before = filled(c);
+            must(zero(o, {block}));
+            const Bytes cleared = bytes(c);
+            ASSERT_TRUE(filled(c) == before);
+            must(poison(o, {block}));
+            const Bytes poisoned = bytes(c);
+            std::size_t num_poisoned = 0;
+            for (std::size_t i = 0; i < before.size(); ++i) {
+                const bool is_of_block = cleared[i] != before[i];
+                num_poisoned += is_of_block ? 1 : 0;
+                ASSERT_EQ(poisoned[i], is_of_block ? 0xff : before[i]) << "byte " << i;
+            }
+            EXPECT_GE(num_poisoned, 2 * kBlock * kHeads * kWidth * 2) << "keys and values";
+            // By the axes too: all rows of the block are NaN, and none of another block.
+            const std::size_t layer = find(c, "A");
+            for (std::uint64_t slot = 0; slot < num_blocks * kBlock; ++slot) {
+                const bool is_of_block = slot / kBlock == static_cast<std::uint64_t>(block);
+                for (std::uint64_t kv = 0; kv < 2; ++kv) {
+                    const std::size_t at = place(c, layer, slot, 1, kv, 3);
+                    ASSERT_EQ(poisoned[at] == 0xff && poisoned[at + 1] == 0xff, is_of_block);
+                }
+            }
+        }
+    });
+}
+
+TEST(OpsPoison, ManyBlocksOfAGroupOrALayer) {
+    const Model m = model();
+    add(m, "A", page_of(64), backend(packed_nhd));
+    add(m, "B", page_of(64), backend(packed_nhd));
+    const Cache c = cache(plan_of_blocks(m, 5));
+    const Ops o = ops(c);
+    Bytes expected = filled(c);
+    const auto expect_poison = [&expected](std::size_t from, std::size_t to) {
+        std::fill(expected.begin() + static_cast<std::ptrdiff_t>(from),
+                  expected.begin() + static_cast<std::ptrdiff_t>(to), static_cast<unsigned char>(0xff));
+    };
+    const std::vector<std::size_t> second{1};
+    const kvpages_block_selection chosen = layers(second);
+    must(poison(o, {4, 2}, &chosen));
+    expect_poison(320 + 2 * 64, 320 + 3 * 64);
+    expect_poison(320 + 4 * 64, 320 + 5 * 64);
+    EXPECT_TRUE(bytes(c) == expected);
+    must(poison(o, {1, 3}));
+    for (const std::size_t layer : {0u, 320u}) {
+        expect_poison(layer + 64, layer + 2 * 64);
+        expect_poison(layer + 3 * 64, layer + 4 * 64);
+    }
+    EXPECT_TRUE(bytes(c) == expected);
+    const std::vector<std::uint64_t> first{0};
+    const kvpages_block_selection group = groups(first);
+    must(poison(o, {2, 4}, &group));
+    expect_poison(64, 320);
+    expect_poison(320 + 64, 640);
+    EXPECT_TRUE(bytes(c) == expected);
+    must(poison(o, {}));
+    EXPECT_TRUE(bytes(c) == expected);
+}
+
+TEST(OpsPoison, IsRefusedBeforeItTouchesAnything) {
+    const Model m = model();
+    add(m, "A", page_of(64), backend(packed_nhd));
+    const Cache c = cache(plan_of_blocks(m, 4));
+    const Ops o = ops(c, 2);
+    const Bytes before = filled(c);
+    const std::int32_t bad = KVPAGES_STATUS_INVALID_ARGUMENT;
+    EXPECT_TRUE(fails(poison(o, {1, 0}), bad, "null_block", {"entry 1", "block 0"}));
+    EXPECT_TRUE(fails(poison(o, {1, 4}), bad, "block_id_out_of_range", {"entry 1", "4"}));
+    EXPECT_TRUE(fails(poison(o, {-1}), bad, "block_id_out_of_range", {"entry 0", "-1"}));
+    EXPECT_TRUE(fails(poison(o, {3, 3}), bad, "duplicate_block_id", {"entry 1", "3"}));
+    EXPECT_TRUE(fails(poison(o, {1, 2, 3}), bad, "too_many_block_ids", {"2"}));
+    const std::vector<std::size_t> ninth{8};
+    const kvpages_block_selection chosen = layers(ninth);
+    EXPECT_TRUE(fails(poison(o, {1}, &chosen), KVPAGES_STATUS_NOT_FOUND, "not_found", {"8"}));
+    EXPECT_TRUE(fails(kvpages_ops_poison_blocks(o.get(), nullptr, 1, nullptr, nullptr),
+                      KVPAGES_STATUS_NULL_ARGUMENT, "null_argument", {"block_ids"}));
+    EXPECT_TRUE(fails(kvpages_ops_poison_blocks(nullptr, nullptr, 0, nullptr, nullptr),
+                      KVPAGES_STATUS_NULL_ARGUMENT, "null_argument", {"ops"}));
+    EXPECT_TRUE(bytes(c) == before);
 }
 
 // Blocks are a group's, also in layers that no backend reads.

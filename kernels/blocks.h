@@ -1,4 +1,4 @@
-// Whole blocks: zero and copy.
+// Whole blocks: fill and copy.
 #ifndef KVPAGES_KERNELS_BLOCKS_H
 #define KVPAGES_KERNELS_BLOCKS_H
 
@@ -23,8 +23,8 @@ struct Move {
 constexpr uint32_t kSpare = 0xffffffffu;
 
 // Index space: pieces x ids, in any order.
-KVP_FN void zero_block(const Piece& piece, uint32_t id) {
-    __builtin_memset(piece.data + id * piece.step, 0, piece.span);
+KVP_FN void fill_block(const Piece& piece, uint32_t id, byte value) {
+    __builtin_memset(piece.data + id * piece.step, value, piece.span);
 }
 
 // Index space: pieces, in any order, x moves, in the order given: a block is read by a move before

@@ -204,10 +204,10 @@ void map_runs(const SlotRule& rule, Row row, const int64_t* positions, int64_t* 
 }  // namespace
 }  // namespace kvp
 
-KVP_HOST kvpages_host_zero(const kvp::Piece* pieces, size_t num_pieces, const uint32_t* ids,
-                           size_t num_ids) {
+KVP_HOST kvpages_host_fill(const kvp::Piece* pieces, size_t num_pieces, const uint32_t* ids,
+                           size_t num_ids, kvp::byte value) {
     for (size_t piece = 0; piece < num_pieces; ++piece) {
-        for (size_t i = 0; i < num_ids; ++i) kvp::zero_block(pieces[piece], ids[i]);
+        for (size_t i = 0; i < num_ids; ++i) kvp::fill_block(pieces[piece], ids[i], value);
     }
 }
 

@@ -2,6 +2,10 @@
 
 use std::ffi::CStr;
 
+/// The byte of which poisoned memory is made. Elements of it are NaN in every float type that has a
+/// NaN of all ones: double, single, half, bfloat16 and both 8-bit floats of OCP.
+pub const POISON: u8 = 0xff;
+
 /// The type of one element of a view.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u32)]
@@ -132,5 +136,15 @@ mod tests {
         }
         assert_eq!(Dtype::try_from(0), Err(0));
         assert_eq!(Dtype::try_from(16), Err(16));
+    }
+
+    #[test]
+    fn poison_is_nan() {
+        assert!(f64::from_ne_bytes([POISON; 8]).is_nan());
+        assert!(f32::from_ne_bytes([POISON; 4]).is_nan());
+        assert!(half::f16::from_ne_bytes([POISON; 2]).is_nan());
+        assert!(half::bf16::from_ne_bytes([POISON; 2]).is_nan());
+        // All bits of the exponent and of the mantissa set is the NaN of both 8-bit floats.
+        assert_eq!(POISON & 0x7f, 0x7f);
     }
 }

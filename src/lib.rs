@@ -35,6 +35,7 @@
 //! | module | what it knows |
 //! |---|---|
 //! | [`num`] | checked arithmetic |
+//! | [`log`] | messages to the engine's callback |
 //! | [`dtype`] | element types |
 //! | [`spec`] | what one layer stores: kinds, quantisation, page bytes, merging, demand |
 //! | [`backend`] | an attention backend's contract: layout, kernel blocks, index width; presets |
@@ -61,6 +62,7 @@ pub mod dlpack;
 pub mod dtype;
 pub mod ffi;
 mod kernels;
+pub mod log;
 pub mod memory;
 pub mod model;
 pub mod num;

@@ -10,6 +10,7 @@ use std::{fs, path::Path};
 /// A module of the crate and the others it may name, each listed above it.
 const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("num", &[]),
+    ("log", &[]),
     ("dtype", &["num"]),
     ("spec", &["num", "dtype"]),
     ("backend", &["num", "dtype", "spec"]),
@@ -19,10 +20,10 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
         "attention",
         &["num", "dtype", "spec", "backend", "model", "plan"],
     ),
-    ("cuda", &["num"]),
+    ("cuda", &["num", "log"]),
     ("kernels", &["cuda"]),
     ("tables", &["num", "cuda", "kernels"]),
-    ("memory", &["num", "cuda"]),
+    ("memory", &["num", "log", "cuda"]),
     ("view", &["num", "dtype", "spec", "backend"]),
     ("descriptor", &["num", "dtype", "view"]),
     ("dlpack", &["dtype", "memory", "view"]),
@@ -57,6 +58,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
         "ffi",
         &[
             "num",
+            "log",
             "dtype",
             "spec",
             "backend",

@@ -161,6 +161,13 @@ fn calls_that_succeed_allocate_nothing() {
                 &selection,
                 ptr::null_mut(),
             ));
+            must(kvpages_ops_poison_blocks(
+                ops,
+                ids.as_ptr(),
+                3,
+                &selection,
+                ptr::null_mut(),
+            ));
             must(kvpages_ops_copy_blocks(
                 ops,
                 copies.as_ptr(),

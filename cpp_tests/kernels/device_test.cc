@@ -22,8 +22,8 @@
 #include <vector>
 
 extern "C" {
-void kvpages_host_zero(const kvp::Piece* pieces, size_t num_pieces, const uint32_t* ids,
-                       size_t num_ids);
+void kvpages_host_fill(const kvp::Piece* pieces, size_t num_pieces, const uint32_t* ids,
+                       size_t num_ids, kvp::byte value);
 void kvpages_host_copy(const kvp::Piece* pieces, size_t num_pieces, const kvp::Move* moves,
                        size_t num_moves, kvp::byte* spare);
 void kvpages_host_write(uint32_t form, uint32_t row_type, const kvp::Rows* rows,
@@ -174,8 +174,8 @@ TEST(DeviceKernels, ZeroAsTheHost) {
         const Pool pool = pool_of(num_blocks, width.bytes);
         std::vector<uint32_t> ids = shuffled(num_blocks);
         ids.resize(any(1, num_blocks));
-        kvpages_host_zero(pool.pieces[host].data(), pool.pieces[host].size(), ids.data(),
-                          ids.size());
+        kvpages_host_fill(pool.pieces[host].data(), pool.pieces[host].size(), ids.data(),
+                          ids.size(), 0);
         kvp::BlockList list{};
         give_pieces(list, pool.pieces[device]);
         list.num_ids = static_cast<uint32_t>(ids.size());

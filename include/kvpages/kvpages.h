@@ -204,6 +204,16 @@ struct DLManagedTensor;
 #define KVPAGES_CUDA_MEMORY_SHAREABLE 4
 
 /**
+ * Flag of kvpages_cache_config: blocks that were never written hold bytes of 0xFF
+ * instead of zeros, so that reading them is loud, as kvpages_ops_poison_blocks()
+ * says. Blocks that come with kvpages_cache_resize() too; block 0 stays zero. For
+ * debugging: host memory is then all touched when it is taken. What the engine must
+ * clear before it is used (kvpages_worker_info.needs_zeroing, states) it must clear
+ * as ever.
+ */
+#define KVPAGES_CACHE_POISON 1
+
+/**
  * Flag of kvpages_cache_export_dlpack(): sets DLPACK_FLAG_BITMASK_READ_ONLY, by
  * which a consumer must not write.
  */
@@ -300,6 +310,43 @@ enum kvpages_status
 typedef enum kvpages_status kvpages_status;
 #else
 typedef int32_t kvpages_status;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/**
+ * How much a message matters. There is none for errors: a call that fails returns
+ * its error.
+ */
+enum kvpages_log_level
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    /**
+     * Nothing is said.
+     */
+    KVPAGES_LOG_LEVEL_OFF = 0,
+    /**
+     * Something works worse than it could: kernels that cannot reach all blocks that
+     * there is memory for, a driver that fails when memory is given back.
+     */
+    KVPAGES_LOG_LEVEL_WARN = 1,
+    /**
+     * What was decided and taken: a plan, a cache that is made, grown or shrunk,
+     * tables, a device that is opened, poison. A few messages for each.
+     */
+    KVPAGES_LOG_LEVEL_INFO = 2,
+    /**
+     * Details: kernels that are loaded, what is destroyed, the whole explanation of
+     * a plan.
+     */
+    KVPAGES_LOG_LEVEL_DEBUG = 3,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum kvpages_log_level kvpages_log_level;
+#else
+typedef uint32_t kvpages_log_level;
 #endif // __STDC_VERSION__ >= 202311L
 #endif // __cplusplus
 
@@ -952,6 +999,22 @@ typedef struct kvpages_reshard kvpages_reshard;
  * succeeds.
  */
 typedef struct kvpages_tables kvpages_tables;
+
+/**
+ * Takes a message. It may be called from any thread that is in a call of kvpages,
+ * and by several at once. It must not throw: an exception cannot pass through the
+ * library, and is undefined behaviour (kvpages.hpp catches them).
+ *
+ * It may call kvpages, but not on a handle that the call around it uses; what those
+ * calls would say is dropped. It must not wait for another thread that calls
+ * kvpages.
+ *
+ * @param user     As it was set.
+ * @param level    One of KVPAGES_LOG_LEVEL_*.
+ * @param message  One line, or several of an explanation, without a line end behind
+ *                 the last one. Valid until the callback returns.
+ */
+typedef void (*kvpages_log_fn)(void *user, uint32_t level, const char *message);
 
 /**
  * What one layer stores. Start from KVPAGES_SPEC_INIT; fields of other kinds
@@ -2097,10 +2160,19 @@ typedef struct kvpages_cache_config {
      * kvpages_cache_resize().
      */
     uint64_t num_blocks;
+    /**
+     * KVPAGES_CACHE_* flags.
+     */
+    uint32_t flags;
+    /**
+     * Zero.
+     */
+    uint32_t reserved0;
 } kvpages_cache_config;
 
 /** kvpages_cache_config with struct_size set and all else zero. */
-#define KVPAGES_CACHE_CONFIG_INIT {sizeof(kvpages_cache_config), 0, NULL, 0}
+#define KVPAGES_CACHE_CONFIG_INIT {sizeof(kvpages_cache_config), 0, NULL, 0, \
+    0, 0}
 
 /**
  * A view: what a kernel is given. Frozen; it never gets more fields.
@@ -3516,6 +3588,260 @@ typedef struct kvpages_kv_gather {
     NULL, 0, 0, 0, NULL}
 
 /**
+ * What an engine tells of the blocks of a cache, whose pool is its own.
+ */
+typedef struct kvpages_cache_usage {
+    /**
+     * sizeof(kvpages_cache_usage) as the caller compiled it.
+     */
+    size_t struct_size;
+    /**
+     * How many blocks are in use: one number for all groups together, or one for
+     * each group. May be NULL when num_counts is 0.
+     */
+    const uint64_t *blocks_in_use;
+    /**
+     * 0: it is not told. 1: all groups together. Groups of the cache: by group.
+     */
+    size_t num_counts;
+} kvpages_cache_usage;
+
+/** kvpages_cache_usage with struct_size set and all else zero. */
+#define KVPAGES_CACHE_USAGE_INIT {sizeof(kvpages_cache_usage), NULL, 0}
+
+/**
+ * A cache in numbers, as it is now.
+ */
+typedef struct kvpages_cache_snapshot {
+    /**
+     * sizeof(kvpages_cache_snapshot) as the caller compiled it.
+     */
+    size_t struct_size;
+    /**
+     * 1 at first, and one more with each change of the number of blocks. It never
+     * goes down: another number than before says that what was read may be stale.
+     */
+    uint64_t generation;
+    /**
+     * Blocks that have memory.
+     */
+    uint64_t num_blocks;
+    /**
+     * Blocks that have addresses: those of the plan.
+     */
+    uint64_t max_blocks;
+    /**
+     * Bytes of a block in all allocations, whichever group has it.
+     */
+    uint64_t bytes_per_block;
+    /**
+     * Bytes of all blocks that have memory.
+     */
+    uint64_t block_bytes;
+    /**
+     * Bytes of memory that the cache holds. More than block_bytes where memory comes
+     * in pieces, or where the plan left bytes over.
+     */
+    uint64_t held_bytes;
+    /**
+     * Bytes of all allocations, those of blocks without memory included.
+     */
+    uint64_t allocation_bytes;
+    /**
+     * Groups of the plan.
+     */
+    uint64_t num_groups;
+    /**
+     * Layers with views.
+     */
+    uint64_t num_layers;
+    /**
+     * Allocations.
+     */
+    uint64_t num_allocations;
+    /**
+     * Memory regions.
+     */
+    uint64_t num_regions;
+    /**
+     * Blocks in use, of all groups; 0 when it was not told.
+     */
+    uint64_t blocks_in_use;
+    /**
+     * bytes_per_block for each of them.
+     */
+    uint64_t bytes_in_use;
+    /**
+     * Of the bytes in use those that hold keys, values, scales and states when every
+     * slot is filled. 0 unless has_group_usage is 1.
+     */
+    uint64_t content_bytes_in_use;
+    /**
+     * Of the bytes in use those that pages are padded with. 0 unless
+     * has_group_usage is 1.
+     */
+    uint64_t padding_bytes_in_use;
+    /**
+     * Of the bytes in use those that other groups use, and the groups whose blocks
+     * these are do not. 0 unless has_group_usage is 1.
+     */
+    uint64_t unused_bytes_in_use;
+    /**
+     * blocks_in_use / num_blocks, 0 to 1.
+     */
+    double utilisation;
+    /**
+     * 1 when it was told how many blocks are in use.
+     */
+    uint32_t has_usage;
+    /**
+     * 1 when it was told of each group, or of the only one.
+     */
+    uint32_t has_group_usage;
+    /**
+     * 1 when blocks that were never written are poisoned (KVPAGES_CACHE_POISON).
+     */
+    uint32_t is_poisoned;
+    /**
+     * Zero.
+     */
+    uint32_t reserved0;
+} kvpages_cache_snapshot;
+
+/** kvpages_cache_snapshot with struct_size set and all else zero. */
+#define KVPAGES_CACHE_SNAPSHOT_INIT {sizeof(kvpages_cache_snapshot), 0, 0, \
+    0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0, 0, 0, 0}
+
+/**
+ * What a block of a group is. It never changes. The three parts add up to the
+ * bytes of a block, but where pages of layers of one group lie over each other.
+ */
+typedef struct kvpages_cache_group {
+    /**
+     * sizeof(kvpages_cache_group) as the caller compiled it.
+     */
+    size_t struct_size;
+    /**
+     * Tokens of a block.
+     */
+    uint64_t block_size;
+    /**
+     * Tokens of a kernel block; 0 when no layer of the group has a backend.
+     */
+    uint64_t kernel_block_size;
+    /**
+     * Layers with pages of their own, those that no backend reads included.
+     */
+    uint64_t num_layers;
+    /**
+     * Bytes of a block that hold keys, values, scales and states.
+     */
+    uint64_t content_bytes_per_block;
+    /**
+     * Bytes of a block that pages are padded with.
+     */
+    uint64_t padding_bytes_per_block;
+    /**
+     * Bytes of a block that other groups use and this one does not.
+     */
+    uint64_t unused_bytes_per_block;
+} kvpages_cache_group;
+
+/** kvpages_cache_group with struct_size set and all else zero. */
+#define KVPAGES_CACHE_GROUP_INIT {sizeof(kvpages_cache_group), 0, 0, 0, 0, \
+    0, 0}
+
+/**
+ * Tables in numbers, as they are now.
+ */
+typedef struct kvpages_tables_snapshot {
+    /**
+     * sizeof(kvpages_tables_snapshot) as the caller compiled it.
+     */
+    size_t struct_size;
+    /**
+     * 1 at first, and one more with each call that changes tables, input tables or
+     * slots: kvpages_tables_apply(), _gather(), _map_slots(), _prepare(), _reset()
+     * and those for dummies, also when a device fails them. It never goes down:
+     * another number than before says that what was read may be stale. Writes that
+     * are only staged do not count.
+     */
+    uint64_t generation;
+    /**
+     * Groups.
+     */
+    uint64_t num_groups;
+    /**
+     * Rows of each table.
+     */
+    uint64_t max_requests;
+    /**
+     * Slots of each group.
+     */
+    uint64_t max_tokens;
+    /**
+     * Requests that have blocks in some group, those staged included.
+     */
+    uint64_t rows_in_use;
+    /**
+     * Entries (kernel blocks) in the rows of all groups, those staged included.
+     */
+    uint64_t num_entries;
+    /**
+     * Entries that there is room for.
+     */
+    uint64_t max_entries;
+    /**
+     * Rows, of all groups, with writes that were staged and not applied yet.
+     */
+    uint64_t pending_rows;
+    /**
+     * Requests that the input tables hold now, dummies included. 0 when is_lost is
+     * 1.
+     */
+    uint64_t batch_requests;
+    /**
+     * Tokens of the batch that have slots now. 0 when is_lost is 1.
+     */
+    uint64_t batch_tokens;
+    /**
+     * Bytes of host memory, without those that are pinned.
+     */
+    uint64_t host_bytes;
+    /**
+     * Bytes of the device's memory; 0 for tables in host memory.
+     */
+    uint64_t device_bytes;
+    /**
+     * Bytes of pinned host memory; 0 for tables in host memory.
+     */
+    uint64_t pinned_bytes;
+    /**
+     * Pages of the pinned memory: how many calls the host may be ahead of the device
+     * before it waits. 0 for tables in host memory.
+     */
+    uint64_t pinned_pages;
+    /**
+     * Pages that were sent and not waited for since; the device may be done with
+     * them.
+     */
+    uint64_t pinned_pages_in_use;
+    /**
+     * 1 when a device failed a call midway, so that the next one sends all rows
+     * again.
+     */
+    uint32_t is_lost;
+    /**
+     * Zero.
+     */
+    uint32_t reserved0;
+} kvpages_tables_snapshot;
+
+/** kvpages_tables_snapshot with struct_size set and all else zero. */
+#define KVPAGES_TABLES_SNAPSHOT_INIT {sizeof(kvpages_tables_snapshot), 0, 0, \
+    0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+
+/**
  * What a cache cannot know of its rank, for its descriptor. Zero everywhere is: not
  * told. Blocks can be found without it; kvpages_reshard_create() needs the heads.
  */
@@ -4022,6 +4348,33 @@ KVPAGES_API const char *kvpages_last_error_message(void);
  *         call on this thread.
  */
 KVPAGES_API const char *kvpages_last_error_kind(void);
+
+/**
+ * Says where the messages of this process go: to one callback for all handles. At
+ * first there is none, and then no message is put together either. Calls on a step
+ * (those on kvpages_tables and kvpages_ops but to create and destroy, and views)
+ * say nothing, whatever is set.
+ *
+ * May be called at any time, also while other threads are in calls that say
+ * something: when it returns, the callback that was set before is not called any
+ * more, and not running, so what it uses may go. That means that it waits for calls
+ * of the callback that are under way: the caller holds no lock that the callback
+ * takes.
+ *
+ * @param max_level  The least important messages that are wanted: one of
+ *                   KVPAGES_LOG_LEVEL_*.
+ * @param callback   NULL for none.
+ * @param user       Handed to the callback. Kept until another callback is set.
+ * @retval KVPAGES_STATUS_INVALID_ARGUMENT  The callback itself made this call (kind
+ *         "log_callback_is_running"), or there is no such level.
+ * @note A plan's message has numbers of its explanation. For the compact policy that
+ *       takes the reference's plan of the same layers, too.
+ */
+KVPAGES_API
+KVPAGES_MUST_USE
+kvpages_status kvpages_set_log_callback(uint32_t max_level,
+                                        kvpages_log_fn callback,
+                                        void *user);
 
 /**
  * Bytes of one element.
@@ -4731,7 +5084,8 @@ kvpages_status kvpages_memory_create_pinned(const struct kvpages_cuda_memory_con
 KVPAGES_API void kvpages_memory_destroy(struct kvpages_memory *memory);
 
 /**
- * Allocates a worker's part of a plan. Fresh memory is zero. When the memory runs
+ * Allocates a worker's part of a plan. Fresh memory is zero, but with
+ * KVPAGES_CACHE_POISON. When the memory runs
  * out half-way, all of it is given back.
  *
  * @param plan      Borrowed; the cache keeps what it needs of it. Not NULL.
@@ -4771,8 +5125,8 @@ void kvpages_cache_destroy(struct kvpages_cache *cache);
 
 /**
  * Changes how many blocks have memory, between steps. No address changes; views
- * and regions describe all blocks of the plan as before. New blocks are zero. The
- * operations of the cache know at once: a block without memory is out of range.
+ * and regions describe all blocks of the plan as before. New blocks are zero, or poisoned
+ * with KVPAGES_CACHE_POISON. The operations of the cache know at once: a block without memory is out of range.
  * Tables do not: they take any id below the number of blocks they were made for.
  * Which blocks are handed out is the caller's to decide, and a kernel that follows
  * a table to a block without memory faults.
@@ -5895,6 +6249,40 @@ kvpages_status kvpages_ops_zero_blocks(struct kvpages_ops *ops,
                                        void *stream);
 
 /**
+ * Fills blocks with bytes of 0xFF, so that reading one that holds nothing is loud:
+ * for debugging, when an engine frees blocks. The bytes are those that
+ * kvpages_ops_zero_blocks() clears, and no others.
+ *
+ * Elements of such bytes are NaN as F64, F32, F16, BF16, F8_E4M3FN and F8_E5M2, and
+ * so are the f32 scales behind keys and values of int8, int4 and fp8. Integers
+ * without a scale of their own are -1, or 255; F8_E4M3FNUZ, F8_E5M2FNUZ and
+ * F4_E2M1X2 have no NaN of these bits, and become their largest negative number.
+ *
+ * Block 0 is refused: kernels read it where a row has no block, and multiply what
+ * they read by a weight of 0, which only of a number is 0. For the same reason
+ * clear a block with kvpages_ops_zero_blocks() when it is handed out, if kernels
+ * read slots of it behind the last token.
+ *
+ * @param ops            Not NULL. The call has it for itself.
+ * @param block_ids      Borrowed; of manager blocks, not of kernel blocks. May be
+ *                       NULL when num_block_ids is 0.
+ * @param num_block_ids  Blocks listed.
+ * @param selection      Borrowed. NULL for all layers; struct_size set.
+ * @param stream         The CUstream on which it is done; NULL for the default
+ *                       stream. Not used for host memory.
+ * @retval KVPAGES_STATUS_INVALID_ARGUMENT  As kvpages_ops_zero_blocks(); or a block
+ *         is block 0 (kind "null_block").
+ * @retval KVPAGES_STATUS_NOT_FOUND  There is no such group or layer.
+ */
+KVPAGES_API
+KVPAGES_MUST_USE
+kvpages_status kvpages_ops_poison_blocks(struct kvpages_ops *ops,
+                                         const int32_t *block_ids,
+                                         size_t num_block_ids,
+                                         const struct kvpages_block_selection *selection,
+                                         void *stream);
+
+/**
  * Copies blocks in the layers chosen, as if all were read before any is written:
  * chains, swaps and longer cycles come out right.
  *
@@ -5968,6 +6356,95 @@ KVPAGES_API
 KVPAGES_MUST_USE
 kvpages_status kvpages_ops_gather_kv(const struct kvpages_ops *ops,
                                      const struct kvpages_kv_gather *gather);
+
+/**
+ * A cache in numbers.
+ *
+ * @param cache     Borrowed. Not NULL. May be called while other threads read the
+ *                  cache or use its operations, but not during
+ *                  kvpages_cache_resize().
+ * @param usage     Borrowed. NULL when it is not told which blocks are in use;
+ *                  struct_size set.
+ * @param[out] out  Filled. Not NULL; struct_size set.
+ * @retval KVPAGES_STATUS_INVALID_ARGUMENT  num_counts is neither 0, 1 nor the number
+ *         of groups (kind "counts_of_groups"), or more blocks are in use than have
+ *         memory ("too_many_blocks_in_use").
+ * @note Cost: a look at every layer; no allocation, no lock, no call of a driver.
+ */
+KVPAGES_API
+KVPAGES_MUST_USE
+kvpages_status kvpages_cache_get_snapshot(const struct kvpages_cache *cache,
+                                          const struct kvpages_cache_usage *usage,
+                                          struct kvpages_cache_snapshot *out);
+
+/**
+ * A cache in numbers, with its groups, allocations and regions, as one JSON object:
+ * docs/observability.md has its keys.
+ *
+ * @param cache       Borrowed. Not NULL. As kvpages_cache_get_snapshot().
+ * @param usage       As kvpages_cache_get_snapshot().
+ * @param[out] buffer Room for capacity bytes. May be NULL when capacity is 0.
+ * @param capacity    Bytes that fit, with the NUL at the end.
+ * @param[out] out_length  Bytes of the text without the NUL, also when it does not
+ *                    fit. Not NULL.
+ * @retval KVPAGES_STATUS_BUFFER_TOO_SMALL  It does not fit.
+ * @retval KVPAGES_STATUS_INVALID_ARGUMENT  As kvpages_cache_get_snapshot().
+ */
+KVPAGES_API
+KVPAGES_MUST_USE
+kvpages_status kvpages_cache_copy_snapshot(const struct kvpages_cache *cache,
+                                           const struct kvpages_cache_usage *usage,
+                                           char *buffer,
+                                           size_t capacity,
+                                           size_t *out_length);
+
+/**
+ * What a block of a group of the cache is.
+ *
+ * @param cache     Borrowed. Not NULL.
+ * @param group     Less than the num_groups of a snapshot.
+ * @param[out] out  Filled. Not NULL; struct_size set.
+ * @retval KVPAGES_STATUS_NOT_FOUND  There is no such group.
+ * @note Cost: a look at every layer; no allocation, no lock.
+ */
+KVPAGES_API
+KVPAGES_MUST_USE
+kvpages_status kvpages_cache_get_group(const struct kvpages_cache *cache,
+                                       size_t group,
+                                       struct kvpages_cache_group *out);
+
+/**
+ * Tables in numbers.
+ *
+ * @param tables    Borrowed. Not NULL. May be called while other threads read the
+ *                  tables, but not during a call that takes them as not const.
+ * @param[out] out  Filled. Not NULL; struct_size set.
+ * @return KVPAGES_STATUS_OK, or what is wrong with an argument.
+ * @note Cost: a look at the length of every row; no allocation, no lock, no call of
+ *       a driver.
+ */
+KVPAGES_API
+KVPAGES_MUST_USE
+kvpages_status kvpages_tables_get_snapshot(const struct kvpages_tables *tables,
+                                           struct kvpages_tables_snapshot *out);
+
+/**
+ * Tables in numbers, with their groups, as one JSON object: docs/observability.md
+ * has its keys.
+ *
+ * @param tables      Borrowed. Not NULL. As kvpages_tables_get_snapshot().
+ * @param[out] buffer Room for capacity bytes. May be NULL when capacity is 0.
+ * @param capacity    Bytes that fit, with the NUL at the end.
+ * @param[out] out_length  Bytes of the text without the NUL, also when it does not
+ *                    fit. Not NULL.
+ * @retval KVPAGES_STATUS_BUFFER_TOO_SMALL  It does not fit.
+ */
+KVPAGES_API
+KVPAGES_MUST_USE
+kvpages_status kvpages_tables_copy_snapshot(const struct kvpages_tables *tables,
+                                            char *buffer,
+                                            size_t capacity,
+                                            size_t *out_length);
 
 /**
  * The descriptor of a cache as JSON, of the blocks that have memory now. The same

@@ -276,6 +276,63 @@ private:
     std::size_t size_ = 0;
 };
 
+/// How much a message matters.
+enum class LogLevel : std::uint32_t {
+    off = KVPAGES_LOG_LEVEL_OFF,
+    warn = KVPAGES_LOG_LEVEL_WARN,
+    info = KVPAGES_LOG_LEVEL_INFO,
+    debug = KVPAGES_LOG_LEVEL_DEBUG,
+};
+
+/// Takes the messages of the process: set_logger().
+class Logger {
+public:
+    virtual ~Logger() = default;
+
+    /// Takes a message, from any thread that is in a call of kvpages, and from several at once. What
+    /// it throws is dropped. It must not wait for another thread that calls kvpages.
+    /// @param level    How much it matters.
+    /// @param message  One line, NUL-terminated, during the call only.
+    virtual void log(LogLevel level, const char* message) = 0;
+
+protected:
+    Logger() = default;
+    /// A copy is another logger, which nobody has set.
+    Logger(const Logger&) = default;
+    /// Changes nothing of which logger is set.
+    /// @return This logger.
+    Logger& operator=(const Logger&) = default;
+};
+
+namespace detail {
+
+inline void log(void* user, std::uint32_t level, const char* message) {
+    const auto call = [&] {
+        static_cast<Logger*>(user)->log(static_cast<LogLevel>(level), message);
+    };
+#ifdef KVPAGES_NO_EXCEPTIONS
+    call();
+#else
+    try {
+        call();
+    } catch (...) {
+        // An exception cannot pass through the library, and a message is no reason to fail a call.
+    }
+#endif
+}
+
+}  // namespace detail
+
+/// Sends the messages of the process to `logger`, which is kept until another is set; to nobody with
+/// NULL. When it returns, the logger that was set before is not called any more, and may go.
+/// @param logger     Borrowed until another one is set. May be NULL.
+/// @param max_level  Messages of this level and those that matter more are sent.
+/// @throws Error  INVALID_ARGUMENT: called from a logger.
+inline void set_logger(Logger* logger, LogLevel max_level = LogLevel::info) {
+    check(kvpages_set_log_callback(static_cast<std::uint32_t>(max_level),
+                                   logger == nullptr ? nullptr : detail::log, logger));
+}
+
 /// An attention layer: what it stores for every token.
 struct AttentionSpec {
     AttentionKind kind = AttentionKind::full;  ///< what it attends to, and what it stores
@@ -1204,12 +1261,15 @@ public:
     /// @param memory      Where the bytes come from; kept alive. Fresh memory is zero.
     /// @param worker      Less than the plan's num_workers().
     /// @param num_blocks  0: all blocks have memory, for good.
+    /// @param flags       With KVPAGES_CACHE_POISON, blocks that were never written are loud when they
+    ///                    are read.
     /// @return The cache.
     /// @throws Error  OUT_OF_HOST_MEMORY or OUT_OF_DEVICE_MEMORY: what was taken is given back.
     static Cache allocate(const Plan& plan, const Memory& memory, std::size_t worker = 0,
-                          std::uint64_t num_blocks = 0) {
+                          std::uint64_t num_blocks = 0, std::uint32_t flags = 0) {
         kvpages_cache_config config = KVPAGES_CACHE_CONFIG_INIT;
         config.num_blocks = num_blocks;
+        config.flags = flags;
         config.worker = worker;
         config.memory = memory.get();
         kvpages_cache* raw = nullptr;
@@ -1396,6 +1456,36 @@ public:
         return all;
     }
 
+    /// The cache in numbers. The engine may tell how many blocks are in use: one number for all groups
+    /// together, or one for each.
+    /// @param blocks_in_use  Empty, one number, or one for each group.
+    /// @return The numbers, as of now.
+    kvpages_cache_snapshot snapshot(Span<const std::uint64_t> blocks_in_use = {}) const {
+        const kvpages_cache_usage usage = usage_of(blocks_in_use);
+        kvpages_cache_snapshot out = KVPAGES_CACHE_SNAPSHOT_INIT;
+        check(kvpages_cache_get_snapshot(get(), &usage, &out));
+        return out;
+    }
+
+    /// The same as JSON, with groups, allocations and regions.
+    /// @param blocks_in_use  Empty, one number, or one for each group.
+    /// @return JSON of one line; docs/observability.md has its keys.
+    std::string snapshot_json(Span<const std::uint64_t> blocks_in_use = {}) const {
+        const kvpages_cache_usage usage = usage_of(blocks_in_use);
+        return detail::text([&](char* buffer, std::size_t capacity, std::size_t* length) {
+            return kvpages_cache_copy_snapshot(get(), &usage, buffer, capacity, length);
+        });
+    }
+
+    /// What a block of a group is.
+    /// @param group  Its number in the plan.
+    /// @return Its bytes, padding and layers.
+    kvpages_cache_group group(std::size_t group) const {
+        kvpages_cache_group out = KVPAGES_CACHE_GROUP_INIT;
+        check(kvpages_cache_get_group(get(), group, &out));
+        return out;
+    }
+
     /// The cache as JSON for another process, which reads it with Descriptor::parse().
     /// @param config  What the engine knows of this rank; by itself a cache does not.
     /// @return JSON, the same for the same cache; docs/descriptor.md says what it means.
@@ -1422,6 +1512,13 @@ public:
 
 private:
     explicit Cache(kvpages_cache* raw) : handle_(raw) {}
+
+    static kvpages_cache_usage usage_of(Span<const std::uint64_t> blocks_in_use) {
+        kvpages_cache_usage usage = KVPAGES_CACHE_USAGE_INIT;
+        usage.blocks_in_use = blocks_in_use.data();
+        usage.num_counts = blocks_in_use.size();
+        return usage;
+    }
 
     detail::Owned<kvpages_cache, kvpages_cache_destroy> handle_;
 };
@@ -1873,6 +1970,22 @@ public:
     /// @param stream  CUstream.
     void map_dummies(void* stream = nullptr) { check(kvpages_tables_map_dummies(get(), stream)); }
 
+    /// The tables in numbers.
+    /// @return The numbers, as of now.
+    kvpages_tables_snapshot snapshot() const {
+        kvpages_tables_snapshot out = KVPAGES_TABLES_SNAPSHOT_INIT;
+        check(kvpages_tables_get_snapshot(get(), &out));
+        return out;
+    }
+
+    /// The same as JSON, with groups.
+    /// @return JSON of one line; docs/observability.md has its keys.
+    std::string snapshot_json() const {
+        return detail::text([&](char* buffer, std::size_t capacity, std::size_t* length) {
+            return kvpages_tables_copy_snapshot(get(), buffer, capacity, length);
+        });
+    }
+
     /// @return The C handle, for calls of kvpages.h. It stays this object's.
     kvpages_tables* get() const noexcept { return handle_.get(); }
 
@@ -1950,6 +2063,35 @@ public:
         selection.groups = groups.data();
         selection.num_groups = groups.size();
         zero_blocks(ids, selection, stream);
+    }
+
+    /// Fills freed blocks in every layer with bytes that are NaN as floats, so that a stale read is
+    /// loud. Not block 0.
+    /// @param ids     Block ids in host memory, each once and none of them 0.
+    /// @param stream  CUstream.
+    void poison_blocks(Span<const std::int32_t> ids, void* stream = nullptr) {
+        check(kvpages_ops_poison_blocks(get(), ids.data(), ids.size(), nullptr, stream));
+    }
+
+    /// The same in the layers chosen.
+    /// @param ids        Block ids in host memory, each once and none of them 0.
+    /// @param selection  Layers and groups.
+    /// @param stream     CUstream.
+    void poison_blocks(Span<const std::int32_t> ids, const kvpages_block_selection& selection,
+                       void* stream = nullptr) {
+        check(kvpages_ops_poison_blocks(get(), ids.data(), ids.size(), &selection, stream));
+    }
+
+    /// The same in the layers of some groups.
+    /// @param groups  Their numbers in the plan.
+    /// @param ids     Block ids in host memory, each once and none of them 0.
+    /// @param stream  CUstream.
+    void poison_blocks_of(Span<const std::uint64_t> groups, Span<const std::int32_t> ids,
+                          void* stream = nullptr) {
+        kvpages_block_selection selection = KVPAGES_BLOCK_SELECTION_INIT;
+        selection.groups = groups.data();
+        selection.num_groups = groups.size();
+        poison_blocks(ids, selection, stream);
     }
 
     /// Copies blocks in every layer, as if all were read before any is written.

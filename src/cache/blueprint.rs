@@ -77,7 +77,7 @@ pub struct UnreadPages {
 }
 
 /// One piece of memory in which blocks lie at a constant distance.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 pub struct Region {
     /// The allocation it is part of.
     pub allocation: usize,
@@ -190,6 +190,12 @@ impl Blueprint {
     /// Bytes of all allocations.
     pub fn total_bytes(&self) -> u64 {
         self.total_bytes
+    }
+
+    /// Bytes of a block in all allocations, whichever group has it.
+    pub fn bytes_per_block(&self) -> u64 {
+        let of_regions = self.regions.iter().map(|region| region.block_step_bytes);
+        of_regions.fold(0, u64::saturating_add)
     }
 
     /// The layers that have views, in the model's order.

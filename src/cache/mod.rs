@@ -7,14 +7,17 @@ mod describe;
 mod growth;
 #[cfg(test)]
 mod plan_properties;
+mod snapshot;
 
 pub use bind::{BindError, bind_layers, bind_order, layer_index};
 pub use blueprint::{Blueprint, BlueprintError, GroupSizes, LayerViews, Region};
 pub use describe::{DescribeError, Ranks};
+pub use snapshot::{BlockBytes, GroupSnapshot, Snapshot, Usage, UsageError};
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use crate::dtype::POISON;
 use crate::memory::{Allocation, Memory, MemoryError, Place, Taken};
 
 /// The memory of one worker's layers.
@@ -27,8 +30,22 @@ pub struct Cache {
     fixed: Option<&'static str>,
     /// Blocks behind which memory lies. Operations hold it too.
     num_blocks: Arc<AtomicU64>,
+    /// What fresh blocks hold.
+    fresh: Fresh,
+    /// Goes up with each change of that number.
+    generation: AtomicU64,
     /// Held while the number changes.
     resizing: Mutex<()>,
+}
+
+/// What blocks hold that were never written.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Fresh {
+    /// Zeros.
+    #[default]
+    Zero,
+    /// [`POISON`], but for block 0: kernels read it where a row has no block.
+    Poison,
 }
 
 /// Why a cache was not made, or not resized. Memory taken on the way was given back.
@@ -90,10 +107,17 @@ pub enum CacheError {
 
 impl Cache {
     /// Takes the memory that the blueprint asks for: that of all blocks, for good.
-    pub fn allocate(blueprint: Arc<Blueprint>, memory: &dyn Memory) -> Result<Cache, CacheError> {
+    pub fn allocate(
+        blueprint: Arc<Blueprint>,
+        memory: &dyn Memory,
+        fresh: Fresh,
+    ) -> Result<Cache, CacheError> {
         let fixed = Some("it was made with memory for all blocks of the plan");
         let num_blocks = blueprint.num_blocks();
-        Cache::take(blueprint, memory, num_blocks, fixed, Memory::allocate)
+        let cache = Cache::take(blueprint, memory, num_blocks, fixed, Memory::allocate)?;
+        let cache = Cache { fresh, ..cache };
+        cache.prepare(0, num_blocks)?;
+        Ok(cache)
     }
 
     /// Reserves addresses for all blocks of the blueprint, and takes memory for the first
@@ -102,9 +126,11 @@ impl Cache {
         blueprint: Arc<Blueprint>,
         memory: &dyn Memory,
         num_blocks: u64,
+        fresh: Fresh,
     ) -> Result<Cache, CacheError> {
         check_num_blocks(&blueprint, num_blocks)?;
         let cache = Cache::take(blueprint, memory, 0, None, Memory::reserve)?;
+        let cache = Cache { fresh, ..cache };
         cache.grow(0, num_blocks)?;
         cache.num_blocks.store(num_blocks, Ordering::Release);
         Ok(cache)
@@ -134,11 +160,13 @@ impl Cache {
             place: memory.place(),
             fixed,
             num_blocks: Arc::new(AtomicU64::new(num_blocks)),
+            fresh: Fresh::Zero,
+            generation: AtomicU64::new(1),
             resizing: Mutex::default(),
         })
     }
 
-    /// Changes the number of blocks, between steps: takes memory for new blocks, which are zero, or
+    /// Changes the number of blocks, between steps: takes memory for new blocks, which are fresh, or
     /// gives that of the last ones back. Addresses stay. `in_use` are the blocks that hold something;
     /// none of them may go. When growing fails, all is as before.
     pub fn resize(&self, num_blocks: u64, in_use: &[i32]) -> Result<(), CacheError> {
@@ -152,19 +180,28 @@ impl Cache {
         }
         check_num_blocks(&self.blueprint, num_blocks)?;
         check_in_use(in_use, present, num_blocks)?;
-        if num_blocks >= present {
+        if num_blocks == present {
+            return Ok(());
+        }
+        if num_blocks > present {
             self.grow(present, num_blocks)?;
-            self.num_blocks.store(num_blocks, Ordering::Release);
+            self.set_num_blocks(num_blocks);
             return Ok(());
         }
         // First no call can use the blocks any more, then they go.
-        self.num_blocks.store(num_blocks, Ordering::Release);
+        self.set_num_blocks(num_blocks);
         self.shrink(num_blocks)
+    }
+
+    fn set_num_blocks(&self, num_blocks: u64) {
+        self.num_blocks.store(num_blocks, Ordering::Release);
+        self.generation.fetch_add(1, Ordering::Release);
     }
 
     fn grow(&self, from: u64, to: u64) -> Result<(), CacheError> {
         let fresh = self.blueprint.block_bytes(from..to);
         let mut taken: Vec<(&Allocation, Taken)> = Vec::with_capacity(fresh.len());
+        let mut grown = Ok(());
         for (index, (allocation, ranges)) in self.allocations.iter().zip(&fresh).enumerate() {
             let Some(reserved) = allocation.reserved() else {
                 continue;
@@ -172,14 +209,31 @@ impl Cache {
             match reserved.grow(ranges) {
                 Ok(pieces) => taken.push((allocation, pieces)),
                 Err(error) => {
-                    for (allocation, pieces) in taken {
-                        if let Some(reserved) = allocation.reserved() {
-                            reserved.give_back(pieces);
-                        }
-                    }
-                    return Err(self.memory_error(index, &fresh, error));
+                    grown = Err(self.memory_error(index, &fresh, error));
+                    break;
                 }
             }
+        }
+        let grown = grown.and_then(|()| self.prepare(from, to));
+        if grown.is_err() {
+            for (allocation, pieces) in taken {
+                if let Some(reserved) = allocation.reserved() {
+                    reserved.give_back(pieces);
+                }
+            }
+        }
+        grown
+    }
+
+    /// Makes fresh blocks, which are zero, what they are to be.
+    fn prepare(&self, from: u64, to: u64) -> Result<(), CacheError> {
+        if self.fresh == Fresh::Zero {
+            return Ok(());
+        }
+        let poisoned = self.blueprint.block_bytes(from.max(1)..to.max(1));
+        for (index, (allocation, ranges)) in self.allocations.iter().zip(&poisoned).enumerate() {
+            let filled = allocation.fill(ranges, POISON);
+            filled.map_err(|error| self.memory_error(index, &poisoned, error))?;
         }
         Ok(())
     }
@@ -232,6 +286,23 @@ impl Cache {
     /// Blocks that have memory: those of the plan, or fewer.
     pub fn num_blocks(&self) -> u64 {
         self.num_blocks.load(Ordering::Acquire)
+    }
+
+    /// What blocks hold that were never written.
+    pub fn fresh(&self) -> Fresh {
+        self.fresh
+    }
+
+    /// How often the number of blocks was changed, and 1: another number says that what was read
+    /// before may be stale.
+    pub fn generation(&self) -> u64 {
+        self.generation.load(Ordering::Acquire)
+    }
+
+    /// Bytes of memory that are taken for it: those of its blocks, and what comes with them where
+    /// memory comes in pieces.
+    pub fn held_bytes(&self) -> u64 {
+        self.allocations.iter().map(Allocation::held_bytes).sum()
     }
 
     /// The same, for those who must see it change.
@@ -323,7 +394,7 @@ mod tests {
                 Box::new(Faulty::new(Host, fail_at)),
                 Box::new(Faulty::new(adopted, fail_at)) as Box<dyn Counting>,
             ] {
-                let cache = Cache::allocate(Arc::clone(&blueprint), memory.memory());
+                let cache = Cache::allocate(Arc::clone(&blueprint), memory.memory(), Fresh::Zero);
                 match cache {
                     Ok(cache) => {
                         assert_eq!(fail_at, 3);
@@ -358,7 +429,7 @@ mod tests {
 
     #[test]
     fn bytes_survive_growth_and_new_blocks_are_zero() {
-        let cache = Cache::reserve(blueprint(), &Host, 1).unwrap();
+        let cache = Cache::reserve(blueprint(), &Host, 1, Fresh::Zero).unwrap();
         let starts: Vec<_> = cache.allocations().iter().map(Allocation::data).collect();
         blocks_of(&cache, 0).for_each(|bytes| bytes.fill(1));
         for num_blocks in [4, 2, 3, 3, 1, 4] {
@@ -379,7 +450,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_resized_says_why() {
-        let cache = Cache::reserve(blueprint(), &Host, 3).unwrap();
+        let cache = Cache::reserve(blueprint(), &Host, 3, Fresh::Zero).unwrap();
         let text = |result: Result<(), CacheError>| result.unwrap_err().to_string();
         for (wanted, in_use, expected) in [
             (0, [0; 1], "a cache of this plan has 1 to 4 blocks, not 0"),
@@ -403,12 +474,12 @@ mod tests {
             assert_eq!(text(cache.resize(wanted, &in_use)), expected);
             assert_eq!(cache.num_blocks(), 3);
         }
-        let whole = Cache::allocate(blueprint(), &Host).unwrap();
+        let whole = Cache::allocate(blueprint(), &Host, Fresh::Zero).unwrap();
         assert_eq!(
             text(whole.resize(2, &[])),
             "the cache keeps its 4 blocks: it was made with memory for all blocks of the plan"
         );
-        let adopted = Cache::reserve(blueprint(), &adopted_buffer(160_000), 2);
+        let adopted = Cache::reserve(blueprint(), &adopted_buffer(160_000), 2, Fresh::Zero);
         let error = adopted.unwrap_err().to_string();
         assert!(
             error.contains("an adopted buffer is all there and cannot grow"),

@@ -11,6 +11,7 @@ use super::device::{device, ordinal_of};
 use super::driver::{Driver, call};
 use super::error::CudaError;
 use super::module::Modules;
+use crate::log::{self, Level};
 
 /// A context of a device: its primary one, which the CUDA runtime and PyTorch use too, or one that a
 /// caller lends.
@@ -54,6 +55,8 @@ impl Context {
         });
         primaries.retain(|known| known.strong_count() > 0);
         primaries.push(Arc::downgrade(&context));
+        drop(primaries);
+        context.tell_of_opening();
         Ok(context)
     }
 
@@ -78,7 +81,35 @@ impl Context {
         }
         context.device = device;
         context.ordinal = ordinal_of(driver, device)?;
+        context.tell_of_opening();
         Ok(Arc::new(context))
+    }
+
+    /// Logs what device it is. A device that does not say is named by its number alone.
+    fn tell_of_opening(&self) {
+        log::say(Level::Info, || {
+            let kind = if self.is_primary {
+                "primary"
+            } else {
+                "the engine's"
+            };
+            let (major, minor) = (self.driver.version / 1000, self.driver.version % 1000 / 10);
+            let device = self.enter().and_then(|entered| entered.device_info());
+            let device = device.map_or_else(
+                |error| error.to_string(),
+                |info| {
+                    let (major, minor) = info.compute_capability;
+                    format!(
+                        "{}, compute capability {major}.{minor}, {} of {} bytes free",
+                        info.name, info.free_bytes, info.total_bytes
+                    )
+                },
+            );
+            format!(
+                "opened CUDA device {}, {kind} context, driver of CUDA {major}.{minor}: {device}",
+                self.ordinal
+            )
+        });
     }
 
     pub(super) fn driver(&self) -> &'static Driver {

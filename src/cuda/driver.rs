@@ -28,12 +28,15 @@ macro_rules! table {
         /// The driver's functions, under their own names.
         #[allow(non_snake_case)]
         pub(super) struct Driver {
+            /// As cuDriverGetVersion() says: 12040 is CUDA 12.4.
+            pub version: c_int,
             $(pub $name: unsafe extern "C" fn($($argument),*) -> u32,)*
         }
 
         impl Driver {
             fn look_up(library: &Library, version: c_int) -> Result<Driver, CudaError> {
                 Ok(Driver {
+                    version,
                     $($name: {
                         let name = concat!(stringify!($name), "\0");
                         // SAFETY: the driver declares its function with these arguments.

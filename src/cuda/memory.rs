@@ -15,6 +15,7 @@ use super::context::{Context, Entered};
 use super::driver::call;
 use super::error::CudaError;
 use super::stream::{Stream, StreamRef};
+use crate::log::{self, Level};
 
 /// What virtual memory must be good for. It cannot be added later.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -261,14 +262,15 @@ impl Entered<'_> {
 }
 
 impl Context {
-    /// Zeroes ranges of device memory, each an address and its bytes, and waits until it is done.
-    /// Other streams neither wait nor are waited for.
+    /// Sets the bytes of ranges of device memory, each an address and its bytes, to `value`, and waits
+    /// until it is done. Other streams neither wait nor are waited for.
     ///
     /// # Safety
     /// They are device memory of this context, and nothing else uses them.
-    pub unsafe fn zero_now(
+    pub unsafe fn fill_now(
         self: &Arc<Context>,
         ranges: &[(DeviceAddress, usize)],
+        value: u8,
     ) -> Result<(), CudaError> {
         if ranges.iter().all(|&(_, bytes)| bytes == 0) {
             return Ok(());
@@ -278,7 +280,7 @@ impl Context {
         let stream = Stream::new(self)?;
         let filled = ranges.iter().try_for_each(|&(address, bytes)| {
             // SAFETY: the caller's contract; this waits until it is done.
-            unsafe { entered.fill(address, 0, bytes, stream.get()) }
+            unsafe { entered.fill(address, value, bytes, stream.get()) }
         });
         // Also after a failure: what was put on before it would write to memory that the caller
         // gives back, or to blocks that hold something by then.
@@ -329,7 +331,8 @@ impl Drop for DeviceBuffer {
         if let Ok(entered) = self.context.enter_to_release() {
             let _beside = entered.beside_captures();
             // SAFETY: whoever owned the buffer does not use its memory any more.
-            let _ = unsafe { entered.free(self.address) };
+            let freed = unsafe { entered.free(self.address) };
+            tell_if_failed(freed, self.bytes);
         }
     }
 }
@@ -378,7 +381,17 @@ impl Drop for PinnedBuffer {
         if let Ok(entered) = self.context.enter_to_release() {
             let _beside = entered.beside_captures();
             // SAFETY: whoever owned the buffer does not use its memory any more.
-            let _ = unsafe { entered.free_pinned(self.data) };
+            let freed = unsafe { entered.free_pinned(self.data) };
+            tell_if_failed(freed, self.bytes);
         }
+    }
+}
+
+/// Logs a failure to give memory back: nobody else hears of it.
+fn tell_if_failed(freed: Result<(), CudaError>, bytes: usize) {
+    if let Err(error) = freed {
+        log::say(Level::Warn, || {
+            format!("the driver failed when {bytes} bytes of memory were given back: {error}")
+        });
     }
 }

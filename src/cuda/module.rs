@@ -10,6 +10,7 @@ use super::context::{Context, Entered};
 use super::driver::call;
 use super::error::CudaError;
 use super::stream::StreamRef;
+use crate::log::{self, Level};
 
 /// The images that a context has loaded, by their address.
 pub(super) type Modules = Vec<(usize, Module)>;
@@ -33,6 +34,7 @@ impl Context {
         let _beside = entered.beside_captures()?;
         let address = image.as_ptr() as usize;
         let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut is_new = false;
         let loaded = modules.iter().find(|(known, _)| *known == address);
         let module = match loaded {
             Some((_, module)) => module.0,
@@ -43,15 +45,32 @@ impl Context {
                     cuModuleLoadData(&mut module, image.as_ptr().cast())
                 )?;
                 modules.push((address, Module(module)));
+                is_new = true;
                 module
             }
         };
+        drop(modules);
+        if is_new {
+            self.tell_of_loading(image);
+        }
         let mut function = ptr::null_mut();
         call!(
             entered.driver(),
             cuModuleGetFunction(&mut function, module, name.as_ptr())
         )?;
         Ok(Function(function))
+    }
+
+    /// Logs that kernels were loaded.
+    fn tell_of_loading(&self, image: &[u8]) {
+        log::say(Level::Debug, || {
+            let form = match image {
+                [b'/' | b'.', ..] => "PTX, which the driver compiles",
+                _ => "code of the device",
+            };
+            let (ordinal, bytes) = (self.ordinal(), image.len());
+            format!("CUDA device {ordinal}: loaded kernels, {bytes} bytes of {form}")
+        });
     }
 }
 

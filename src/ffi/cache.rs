@@ -15,8 +15,9 @@ use super::spec::kind_number;
 use super::status::{Failure, kvpages_status};
 use super::types::kvpages_tensor;
 use super::view::{kvpages_view_report, report};
-use crate::cache::{Blueprint, Cache, LayerViews, bind_order};
-use crate::memory::Allocation;
+use crate::cache::{Blueprint, Cache, Fresh, LayerViews, bind_order};
+use crate::log::{self, Level};
+use crate::memory::{Allocation, Place};
 use crate::view::View;
 
 /// The memory of one worker's layers, and a view of it for each layer.
@@ -37,11 +38,34 @@ pub(super) struct CacheHandle {
     starts: Vec<usize>,
 }
 
+impl Drop for CacheHandle {
+    fn drop(&mut self) {
+        log::say(Level::Debug, || {
+            let bytes = self.cache.held_bytes();
+            let is_used = Arc::strong_count(&self.cache) > 1;
+            let kept = if is_used {
+                ", which operations on it keep"
+            } else {
+                ""
+            };
+            format!("a cache is destroyed, with {bytes} bytes of memory{kept}")
+        });
+    }
+}
+
 // SAFETY: the pointers in `tensors` lead into the cache's own allocations and views, which do not
 // move; nothing is written through them here.
 unsafe impl Send for CacheHandle {}
 // SAFETY: as above.
 unsafe impl Sync for CacheHandle {}
+
+/// Flag of kvpages_cache_config: blocks that were never written hold bytes of 0xFF
+/// instead of zeros, so that reading them is loud, as kvpages_ops_poison_blocks()
+/// says. Blocks that come with kvpages_cache_resize() too; block 0 stays zero. For
+/// debugging: host memory is then all touched when it is taken. What the engine must
+/// clear before it is used (kvpages_worker_info.needs_zeroing, states) it must clear
+/// as ever.
+pub const KVPAGES_CACHE_POISON: u32 = 1;
 
 /// What a cache is made of.
 #[repr(C)]
@@ -58,8 +82,12 @@ pub struct kvpages_cache_config {
     /// are reserved for all blocks of the plan, and memory comes and goes with
     /// kvpages_cache_resize().
     pub num_blocks: u64,
+    /// KVPAGES_CACHE_* flags.
+    pub flags: u32,
+    /// Zero.
+    pub reserved0: u32,
 }
-extensible!(kvpages_cache_config, num_blocks: u64);
+extensible!(kvpages_cache_config, reserved0: u32);
 
 /// What a layer of a cache is.
 #[repr(C)]
@@ -152,7 +180,8 @@ pub struct kvpages_allocation {
     pub size_bytes: u64,
 }
 
-/// Allocates a worker's part of a plan. Fresh memory is zero. When the memory runs
+/// Allocates a worker's part of a plan. Fresh memory is zero, but with
+/// KVPAGES_CACHE_POISON. When the memory runs
 /// out half-way, all of it is given back.
 ///
 /// @param plan      Borrowed; the cache keeps what it needs of it. Not NULL.
@@ -190,12 +219,19 @@ pub unsafe extern "C" fn kvpages_cache_create(
         if let Some(needed) = needed {
             *needed = blueprint.total_bytes();
         }
+        let what = "kvpages_cache_config.flags";
+        let fresh = match input::known_bits(config.flags, KVPAGES_CACHE_POISON, what)? {
+            0 => Fresh::Zero,
+            _ => Fresh::Poison,
+        };
+        input::known_bits(config.reserved0, 0, "kvpages_cache_config.reserved0")?;
         // SAFETY: the caller's contract.
         let memory = unsafe { handle::shared(config.memory) }?;
         let cache = match config.num_blocks {
-            0 => Cache::allocate(Arc::clone(blueprint), &**memory)?,
-            num_blocks => Cache::reserve(Arc::clone(blueprint), &**memory, num_blocks)?,
+            0 => Cache::allocate(Arc::clone(blueprint), &**memory, fresh)?,
+            num_blocks => Cache::reserve(Arc::clone(blueprint), &**memory, num_blocks, fresh)?,
         };
+        tell_of_new(&cache, config.worker);
         *out = handle::give(CacheHandle::new(cache, Arc::clone(names)));
         Ok(())
     })
@@ -216,8 +252,8 @@ pub unsafe extern "C" fn kvpages_cache_destroy(cache: *mut kvpages_cache) {
 }
 
 /// Changes how many blocks have memory, between steps. No address changes; views
-/// and regions describe all blocks of the plan as before. New blocks are zero. The
-/// operations of the cache know at once: a block without memory is out of range.
+/// and regions describe all blocks of the plan as before. New blocks are zero, or poisoned
+/// with KVPAGES_CACHE_POISON. The operations of the cache know at once: a block without memory is out of range.
 /// Tables do not: they take any id below the number of blocks they were made for.
 /// Which blocks are handed out is the caller's to decide, and a kernel that follows
 /// a table to a block without memory faults.
@@ -256,7 +292,10 @@ pub unsafe extern "C" fn kvpages_cache_resize(
     unsafe {
         handle::change(cache, |cache| {
             let in_use = input::array(blocks_in_use, num_blocks_in_use, "blocks_in_use")?;
-            Ok(cache.cache.resize(num_blocks, in_use)?)
+            let before = cache.cache.num_blocks();
+            cache.cache.resize(num_blocks, in_use)?;
+            tell_of_resized(&cache.cache, before);
+            Ok(())
         })
     }
 }
@@ -662,6 +701,50 @@ pub unsafe extern "C" fn kvpages_cache_copy_bound_layers(
             },
         )
     }
+}
+
+/// Where bytes are, for people.
+fn place_text(place: &Place) -> String {
+    match place {
+        Place::Host => "host memory".to_owned(),
+        Place::Cuda(context) => format!("memory of CUDA device {}", context.ordinal()),
+    }
+}
+
+/// Logs a cache that was made.
+fn tell_of_new(cache: &Cache, worker: usize) {
+    log::say(Level::Info, || {
+        let blueprint = cache.blueprint();
+        let (blocks, max) = (cache.num_blocks(), blueprint.num_blocks());
+        let fresh = match cache.fresh() {
+            Fresh::Zero => "",
+            Fresh::Poison => "; blocks that were never written are poisoned",
+        };
+        format!(
+            "cache of worker {worker}: {blocks} of {max} blocks of {} bytes in {} allocations of {} bytes, in {}{fresh}",
+            blueprint.bytes_per_block(),
+            cache.allocations().len(),
+            blueprint.total_bytes(),
+            place_text(cache.place()),
+        )
+    });
+}
+
+/// Logs a cache that has another number of blocks than before.
+fn tell_of_resized(cache: &Cache, before: u64) {
+    let now = cache.num_blocks();
+    if now == before {
+        return;
+    }
+    log::say(Level::Info, || {
+        let what = if now > before { "grew" } else { "shrank" };
+        format!(
+            "a cache {what} from {before} to {now} blocks of {} bytes, in {}; {} bytes of memory are held",
+            cache.blueprint().bytes_per_block(),
+            place_text(cache.place()),
+            cache.held_bytes(),
+        )
+    });
 }
 
 fn none_of(what: &str, number: usize, count: usize) -> Failure {

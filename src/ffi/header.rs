@@ -8,6 +8,7 @@ use std::{collections::HashMap, env, fmt::Write, fs, path::Path};
 const SOURCES: &[&str] = &[
     "version",
     "status",
+    "log",
     "types",
     "spec",
     "sizing",
@@ -24,6 +25,7 @@ const SOURCES: &[&str] = &[
     "metadata",
     "tables",
     "ops",
+    "snapshot",
     "descriptor",
     "reshard",
 ];

@@ -340,6 +340,51 @@ pub unsafe extern "C" fn kvpages_ops_zero_blocks(
     }
 }
 
+/// Fills blocks with bytes of 0xFF, so that reading one that holds nothing is loud:
+/// for debugging, when an engine frees blocks. The bytes are those that
+/// kvpages_ops_zero_blocks() clears, and no others.
+///
+/// Elements of such bytes are NaN as F64, F32, F16, BF16, F8_E4M3FN and F8_E5M2, and
+/// so are the f32 scales behind keys and values of int8, int4 and fp8. Integers
+/// without a scale of their own are -1, or 255; F8_E4M3FNUZ, F8_E5M2FNUZ and
+/// F4_E2M1X2 have no NaN of these bits, and become their largest negative number.
+///
+/// Block 0 is refused: kernels read it where a row has no block, and multiply what
+/// they read by a weight of 0, which only of a number is 0. For the same reason
+/// clear a block with kvpages_ops_zero_blocks() when it is handed out, if kernels
+/// read slots of it behind the last token.
+///
+/// @param ops            Not NULL. The call has it for itself.
+/// @param block_ids      Borrowed; of manager blocks, not of kernel blocks. May be
+///                       NULL when num_block_ids is 0.
+/// @param num_block_ids  Blocks listed.
+/// @param selection      Borrowed. NULL for all layers; struct_size set.
+/// @param stream         The CUstream on which it is done; NULL for the default
+///                       stream. Not used for host memory.
+/// @retval KVPAGES_STATUS_INVALID_ARGUMENT  As kvpages_ops_zero_blocks(); or a block
+///         is block 0 (kind "null_block").
+/// @retval KVPAGES_STATUS_NOT_FOUND  There is no such group or layer.
+#[must_use]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvpages_ops_poison_blocks(
+    ops: *mut kvpages_ops,
+    block_ids: *const i32,
+    num_block_ids: usize,
+    selection: *const kvpages_block_selection,
+    stream: *mut c_void,
+) -> kvpages_status {
+    // SAFETY: the caller's contract.
+    unsafe {
+        handle::change(ops, |handle| {
+            let ids = input::array(block_ids, num_block_ids, "block_ids")?;
+            let stream = StreamRef::new(stream);
+            Ok(handle
+                .ops
+                .poison_blocks(ids, selected(selection)?, stream)?)
+        })
+    }
+}
+
 /// Copies blocks in the layers chosen, as if all were read before any is written:
 /// chains, swaps and longer cycles come out right.
 ///

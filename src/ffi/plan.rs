@@ -13,6 +13,7 @@ use super::model::{ModelHandle, kvpages_model};
 use super::spec::{describe_spec, kvpages_spec, state_cache_mode};
 use super::status::{Failure, kvpages_status};
 use crate::cache::Blueprint;
+use crate::log::{self, Level};
 use crate::model::Model;
 use crate::plan::{
     self, Group, GroupSpec, PartGroup, PartTensor, Parts, Plan, PlanConfig, PlanError, Policy,
@@ -703,6 +704,7 @@ pub unsafe extern "C" fn kvpages_plan_copy_explanation(
 impl PlanHandle {
     fn new(plan: Plan, names: Vec<Arc<Vec<CString>>>) -> Result<PlanHandle, Failure> {
         let blueprints = blueprints(&plan.workers)?;
+        tell_of(&plan);
         Ok(PlanHandle {
             plan,
             names,
@@ -783,6 +785,22 @@ impl PlanHandle {
         let found = self.blueprints.get(worker).zip(self.names.get(worker));
         found.ok_or_else(|| self.no_worker(worker))
     }
+}
+
+/// Logs a plan.
+fn tell_of(plan: &Plan) {
+    log::say(Level::Info, || plan.headline());
+    if log::is_on(Level::Warn) {
+        for limit in plan.limits() {
+            log::say(Level::Warn, || limit);
+        }
+    }
+    if log::is_on(Level::Info)
+        && let Some(fallback) = plan.fallback()
+    {
+        log::say(Level::Info, || fallback);
+    }
+    log::say(Level::Debug, || plan.explain_text().trim_end().to_owned());
 }
 
 /// Workers that name the same model allocate the same, so their blueprint is made once.

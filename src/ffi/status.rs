@@ -4,10 +4,11 @@ use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char};
 
 use crate::backend::{BackendError, KernelBlockError, LayoutError, PresetError};
-use crate::cache::{BindError, BlueprintError, CacheError, DescribeError};
+use crate::cache::{BindError, BlueprintError, CacheError, DescribeError, UsageError};
 use crate::cuda::CudaError;
 use crate::descriptor::{DescriptorError, ReshardError};
 use crate::dlpack::NoMemory;
+use crate::log::FromWithin;
 use crate::memory::MemoryError;
 use crate::model::{ModelError, SharingError};
 use crate::num::Overflow;
@@ -231,6 +232,12 @@ impl Failure {
     }
 }
 
+impl From<FromWithin> for Failure {
+    fn from(error: FromWithin) -> Failure {
+        Failure::invalid("log_callback_is_running", error.to_string())
+    }
+}
+
 impl From<Overflow> for Failure {
     fn from(error: Overflow) -> Failure {
         Failure::invalid("overflow", error.to_string())
@@ -447,6 +454,16 @@ impl From<CacheError> for Failure {
             CacheError::BlockInUse { .. } => Failure::invalid("block_in_use", message),
             CacheError::NoSuchBlock { .. } => Failure::invalid("block_id_out_of_range", message),
         }
+    }
+}
+
+impl From<UsageError> for Failure {
+    fn from(error: UsageError) -> Failure {
+        let kind = match error {
+            UsageError::Groups { .. } => "counts_of_groups",
+            UsageError::TooMany { .. } => "too_many_blocks_in_use",
+        };
+        Failure::invalid(kind, error.to_string())
     }
 }
 

@@ -13,6 +13,7 @@ use super::plan::kvpages_plan;
 use super::status::{Failure, kvpages_status};
 use super::types::{kvpages_dtype, kvpages_tensor};
 use crate::cuda::StreamRef;
+use crate::log::{self, Level};
 use crate::memory::Place;
 use crate::plan::TableWishes;
 use crate::tables::{
@@ -57,7 +58,7 @@ pub struct kvpages_tables(Handle<TablesHandle>);
 opaque!(kvpages_tables, TablesHandle, "tables");
 
 pub(super) struct TablesHandle {
-    tables: Tables,
+    pub(super) tables: Tables,
     /// Of each group, what its tensors point to.
     shapes: Vec<Shapes>,
     /// By group, as a step has them.
@@ -1018,7 +1019,28 @@ unsafe fn create(
             Place::Cuda(context) => Some(context),
         },
     })?;
+    tell_of_new(&tables);
     Ok(handle::give(TablesHandle::new(tables)?))
+}
+
+/// Logs tables that were made.
+fn tell_of_new(tables: &Tables) {
+    log::say(Level::Info, || {
+        let now = tables.snapshot();
+        let place = match tables.device() {
+            Some(context) => format!("memory of CUDA device {}", context.ordinal()),
+            None => "host memory".to_owned(),
+        };
+        format!(
+            "tables of {} groups, {} requests and {} tokens, in {place}: {} bytes of the host, {} of the device, {} pinned",
+            tables.num_groups(),
+            now.max_requests,
+            now.max_tokens,
+            now.host_bytes,
+            now.device_bytes,
+            now.pinned_bytes,
+        )
+    });
 }
 
 fn read_group(given: &kvpages_table_group) -> Result<GroupConfig, Failure> {

@@ -214,12 +214,13 @@ pub(crate) enum Form {
 }
 
 unsafe extern "C" {
-    /// Clears blocks `ids` of every piece.
-    pub(crate) fn kvpages_host_zero(
+    /// Sets every byte of blocks `ids` of every piece to `value`.
+    pub(crate) fn kvpages_host_fill(
         pieces: *const Piece,
         num_pieces: usize,
         ids: *const u32,
         num_ids: usize,
+        value: u8,
     );
 
     /// Moves blocks in the order given, in every piece.

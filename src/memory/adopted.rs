@@ -80,7 +80,7 @@ impl Memory for Adopted {
         // Inside the buffer, so not NULL.
         let data = NonNull::new(data).unwrap_or(buffer.start);
         // SAFETY: `skip + size` bytes are left, and no piece that was handed out lies in them.
-        unsafe { buffer.place.zero(data, size) }?;
+        unsafe { buffer.place.fill(&[(data, size)], 0) }?;
         let end = used.bytes + taken;
         used.pieces.push((end - size, end));
         used.bytes = end;

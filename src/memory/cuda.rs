@@ -31,7 +31,7 @@ impl Memory for CudaPlain {
         let buffer = DeviceBuffer::new(&self.0, with_slack(size, alignment, PLAIN_ALIGNMENT)?)?;
         let data = aligned(buffer.address(), alignment)?;
         // SAFETY: the memory was just taken.
-        unsafe { self.0.zero_now(&[(address(data), size)]) }?;
+        unsafe { self.0.fill_now(&[(address(data), size)], 0) }?;
         Ok(Allocation {
             data,
             bytes: size,
@@ -169,7 +169,7 @@ unsafe impl Backing for CudaVirtual {
         // SAFETY: the caller's contract; what is committed is not used before it is zero.
         unsafe {
             entered.commit(address(data), bytes, self.segment)?;
-            if let Err(error) = self.context.zero_now(&[(address(data), bytes)]) {
+            if let Err(error) = self.context.fill_now(&[(address(data), bytes)], 0) {
                 let _ = entered.decommit(address(data), bytes);
                 return Err(error.into());
             }
@@ -189,12 +189,8 @@ unsafe impl Backing for CudaVirtual {
     }
 
     unsafe fn zero(&self, ranges: &[(NonNull<u8>, usize)]) -> Result<(), MemoryError> {
-        let ranges: Vec<(DeviceAddress, usize)> = ranges
-            .iter()
-            .map(|&(data, bytes)| (address(data), bytes))
-            .collect();
         // SAFETY: the caller's contract.
-        Ok(unsafe { self.context.zero_now(&ranges) }?)
+        Ok(unsafe { Backing::place(self).fill(ranges, 0) }?)
     }
 
     unsafe fn unreserve(&self, data: NonNull<u8>, bytes: usize) {

@@ -85,7 +85,7 @@ impl Memory for External {
         }
         if !callbacks.is_zeroed {
             // SAFETY: the contract of `new`: that many bytes, writable, used by nobody else.
-            unsafe { callbacks.place.zero(data, size) }?;
+            unsafe { callbacks.place.fill(&[(data, size)], 0) }?;
         }
         Ok(allocation)
     }

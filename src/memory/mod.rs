@@ -18,6 +18,7 @@ pub use external::{AllocateFn, Callbacks, External, ReleaseFn};
 pub use host::Host;
 pub use reserved::{Reserved, Taken};
 
+use std::ops::Range;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
@@ -37,18 +38,28 @@ pub enum Place {
 }
 
 impl Place {
-    /// Zeroes `bytes` bytes at `data`, and returns when it is done.
+    /// Sets the bytes of ranges to `value`, and returns when it is done.
     ///
     /// # Safety
     /// They are memory of this place, and nothing else uses them.
-    unsafe fn zero(&self, data: NonNull<u8>, bytes: usize) -> Result<(), CudaError> {
+    unsafe fn fill(&self, ranges: &[(NonNull<u8>, usize)], value: u8) -> Result<(), CudaError> {
         match self {
-            // SAFETY: the caller's contract.
-            Place::Host => unsafe { ptr::write_bytes(data.as_ptr(), 0, bytes) },
-            // SAFETY: the caller's contract.
-            Place::Cuda(context) => unsafe { context.zero_now(&[(cuda::address(data), bytes)]) }?,
+            Place::Host => {
+                for &(data, bytes) in ranges {
+                    // SAFETY: the caller's contract.
+                    unsafe { ptr::write_bytes(data.as_ptr(), value, bytes) };
+                }
+                Ok(())
+            }
+            Place::Cuda(context) => {
+                let addresses = ranges.iter();
+                let addresses: Vec<_> = addresses
+                    .map(|&(data, bytes)| (cuda::address(data), bytes))
+                    .collect();
+                // SAFETY: the caller's contract.
+                unsafe { context.fill_now(&addresses, value) }
+            }
         }
-        Ok(())
     }
 }
 
@@ -179,6 +190,28 @@ impl Allocation {
     /// Where they are.
     pub fn place(&self) -> &Place {
         &self.place
+    }
+
+    /// Bytes of memory behind them.
+    pub fn held_bytes(&self) -> u64 {
+        match self.reserved() {
+            Some(reserved) => reserved.held_bytes(),
+            None => self.bytes(),
+        }
+    }
+
+    /// Sets the bytes of ranges that are not in use, and behind which memory lies, to `value`.
+    pub fn fill(&self, ranges: &[Range<u64>], value: u8) -> Result<(), MemoryError> {
+        let places = ranges.iter().map(|range| {
+            let start = range.start.min(self.bytes());
+            let bytes = range.end.min(self.bytes()).saturating_sub(start);
+            // Never NULL: it lies inside. Device addresses are not the host's to add to.
+            let data = self.data.as_ptr().wrapping_add(start as usize);
+            (NonNull::new(data).unwrap_or(self.data), bytes as usize)
+        });
+        let places: Vec<_> = places.collect();
+        // SAFETY: they lie inside, and the caller says that nobody uses them.
+        Ok(unsafe { self.place.fill(&places, value) }?)
     }
 
     /// What puts memory behind them, when they were only reserved.

@@ -2,9 +2,11 @@
 
 use std::ops::Range;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::{Allocation, MemoryError, Place, Release};
+use crate::log::{self, Level};
 
 /// Most pieces of one reservation, so that the largest is grown with few calls to the system.
 const MAX_PIECES: usize = 256;
@@ -50,6 +52,8 @@ pub struct Reserved {
     piece_bytes: usize,
     /// For each piece whether memory lies behind it.
     held: Mutex<Vec<bool>>,
+    /// Bytes of the pieces that are held, for those who only look.
+    held_bytes: AtomicUsize,
 }
 
 // SAFETY: an address and a length; what lies behind them changes under a lock.
@@ -87,6 +91,7 @@ impl Reserved {
             bytes,
             piece_bytes,
             held: Mutex::new(vec![false; bytes.div_ceil(piece_bytes)]),
+            held_bytes: AtomicUsize::new(0),
         }
     }
 
@@ -115,6 +120,11 @@ impl Reserved {
             return Err(error);
         }
         Ok(taken)
+    }
+
+    /// Bytes behind which memory lies.
+    pub fn held_bytes(&self) -> u64 {
+        self.held_bytes.load(Ordering::Relaxed) as u64
     }
 
     /// Undoes a [`grow`](Self::grow).
@@ -154,6 +164,7 @@ impl Reserved {
             // SAFETY: the piece is reserved and not held.
             unsafe { self.backing.commit(data, bytes) }?;
             held[piece] = true;
+            self.held_bytes.fetch_add(bytes, Ordering::Relaxed);
             taken.0.push(piece);
         }
         Ok(())
@@ -171,6 +182,7 @@ impl Reserved {
         // SAFETY: the piece is held and nobody needs it.
         unsafe { self.backing.decommit(data, bytes) }?;
         held[piece] = false;
+        self.held_bytes.fetch_sub(bytes, Ordering::Relaxed);
         Ok(())
     }
 
@@ -210,7 +222,12 @@ impl Reserved {
 
 impl Release for Reserved {
     fn release(&self, _data: NonNull<u8>, _bytes: usize) {
-        let _ = self.shrink(&[]);
+        if let Err(error) = self.shrink(&[]) {
+            log::say(Level::Warn, || {
+                let bytes = self.held_bytes();
+                format!("{bytes} bytes of memory were not given back: {error}")
+            });
+        }
         // SAFETY: the allocation is gone, and with it all users of the addresses.
         unsafe { self.backing.unreserve(self.start, self.bytes) };
     }

@@ -5,7 +5,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::{LayerMemory, Ops, OpsConfig, OpsError};
 use crate::cuda::StreamRef;
+use crate::dtype::POISON;
 use crate::kernels::{self as kernel, Move, Piece, SPARE};
+
+/// The block that nobody owns, and that kernels read where a row has no block.
+const NULL_BLOCK: i32 = 0;
 
 /// Which layers' blocks a call means.
 #[derive(Debug, Clone, Copy)]
@@ -345,33 +349,38 @@ impl Ops {
     ) -> Result<(), OpsError> {
         self.select(selection)?;
         let blocks = &mut self.blocks;
-        let call = blocks.next_generation();
-        blocks.ids.clear();
-        for (index, &id) in ids.iter().enumerate() {
-            let block = blocks.block(index, id)?;
-            let listed = &mut blocks.listed[block as usize];
-            if listed.target_in == call {
-                return Err(OpsError::BlockTwice { index, id });
-            }
-            listed.target_in = call;
-            blocks.check_room(blocks.ids.len())?;
-            blocks.ids.push(block);
+        blocks.list_ids(ids)?;
+        blocks.cut_pieces();
+        if let Some(device) = &self.device {
+            // SAFETY: as in `Blocks::fill_on_host`.
+            return unsafe { device.zero(&blocks.pieces, &blocks.ids, stream) };
+        }
+        blocks.fill_on_host(0);
+        Ok(())
+    }
+
+    /// Fills the listed blocks of the chosen layers with [`POISON`]: the bytes that
+    /// [`zero_blocks`](Self::zero_blocks) clears.
+    pub fn poison_blocks(
+        &mut self,
+        ids: &[i32],
+        selection: Selection<'_>,
+        stream: StreamRef,
+    ) -> Result<(), OpsError> {
+        self.select(selection)?;
+        let blocks = &mut self.blocks;
+        blocks.list_ids(ids)?;
+        if let Some(index) = ids.iter().position(|&id| id == NULL_BLOCK) {
+            return Err(OpsError::NullBlock { index });
         }
         blocks.cut_pieces();
         if let Some(device) = &self.device {
-            // SAFETY: as below.
-            return unsafe { device.zero(&blocks.pieces, &blocks.ids, stream) };
+            // SAFETY: as in `Blocks::fill_on_host`.
+            return unsafe {
+                device.poison(&blocks.pieces, &blocks.ids, &mut blocks.moves, stream)
+            };
         }
-        // SAFETY: the pieces are pages of `num_blocks` blocks, the ids are less, and the caller of
-        // `Ops::new` promised that nothing else uses the bytes.
-        unsafe {
-            kernel::kvpages_host_zero(
-                blocks.pieces.as_ptr(),
-                blocks.pieces.len(),
-                blocks.ids.as_ptr(),
-                blocks.ids.len(),
-            );
-        }
+        blocks.fill_on_host(POISON);
         Ok(())
     }
 
@@ -391,10 +400,10 @@ impl Ops {
         blocks.cut_pieces();
         if let Some(device) = &self.device {
             let in_order = blocks.order_matters();
-            // SAFETY: as in `zero_blocks`.
+            // SAFETY: as in `Blocks::fill_on_host`.
             return unsafe { device.copy(&blocks.pieces, &blocks.moves, in_order, stream) };
         }
-        // SAFETY: as in `zero_blocks`; the spare page holds a step, and no piece spans more.
+        // SAFETY: as in `Blocks::fill_on_host`; the spare page holds a step, and no piece spans more.
         unsafe {
             kernel::kvpages_host_copy(
                 blocks.pieces.as_ptr(),
@@ -440,6 +449,38 @@ impl Ops {
 }
 
 impl Blocks {
+    /// Takes ids over, checked.
+    fn list_ids(&mut self, ids: &[i32]) -> Result<(), OpsError> {
+        let call = self.next_generation();
+        self.ids.clear();
+        for (index, &id) in ids.iter().enumerate() {
+            let block = self.block(index, id)?;
+            let listed = &mut self.listed[block as usize];
+            if listed.target_in == call {
+                return Err(OpsError::BlockTwice { index, id });
+            }
+            listed.target_in = call;
+            self.check_room(self.ids.len())?;
+            self.ids.push(block);
+        }
+        Ok(())
+    }
+
+    /// Sets every byte of the listed blocks in the pieces to `value`, in the host's memory.
+    fn fill_on_host(&self, value: u8) {
+        // SAFETY: the pieces are pages of `num_blocks` blocks, the ids are less, and the caller of
+        // `Ops::new` promised that nothing else uses the bytes.
+        unsafe {
+            kernel::kvpages_host_fill(
+                self.pieces.as_ptr(),
+                self.pieces.len(),
+                self.ids.as_ptr(),
+                self.ids.len(),
+                value,
+            );
+        }
+    }
+
     fn check_told(&self, told: Option<u64>) -> Result<(), OpsError> {
         let Some(told) = told.filter(|&told| told != self.num_blocks()) else {
             return Ok(());

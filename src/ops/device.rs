@@ -3,10 +3,12 @@
 //! What a call lists travels in the parameters of its launches, so nothing is staged: a call takes
 //! no memory and waits for nothing, and a captured graph has all that it needs.
 
+use std::slice;
 use std::sync::Arc;
 
 use super::OpsError;
 use crate::cuda::{Context, DeviceAddress, Entered, StreamRef};
+use crate::dtype::POISON;
 use crate::kernels::device::{self, MAX_LAYERS, Way};
 use crate::kernels::{Form, Loaded, Move, Piece, RowType, Rows, Slots};
 
@@ -36,6 +38,40 @@ impl Device {
             return Ok(unsafe { entered.fill(address, 0, bytes, stream) }?);
         }
         device::zero(pieces, ids, |launch, list| {
+            // SAFETY: the caller's contract; the kernel takes such a list.
+            Ok(unsafe { self.0.launch(&entered, launch, list, stream) }?)
+        })
+    }
+
+    /// Fills blocks `ids` of all pieces with [`POISON`]: the driver fills the first, which is copied
+    /// over the others. `copies` has room for as many.
+    ///
+    /// # Safety
+    /// As [`zero`](Self::zero).
+    pub(super) unsafe fn poison(
+        &self,
+        pieces: &[Piece],
+        ids: &[u32],
+        copies: &mut Vec<Move>,
+        stream: StreamRef,
+    ) -> Result<(), OpsError> {
+        let entered = self.0.context().enter()?;
+        if let Some((address, bytes)) = one_range(pieces, ids) {
+            // SAFETY: the caller's contract.
+            return Ok(unsafe { entered.fill(address, POISON, bytes, stream) }?);
+        }
+        let Some((first, others)) = ids.split_first() else {
+            return Ok(());
+        };
+        for piece in pieces {
+            if let Some((address, bytes)) = one_range(slice::from_ref(piece), &[*first]) {
+                // SAFETY: the caller's contract.
+                unsafe { entered.fill(address, POISON, bytes, stream) }?;
+            }
+        }
+        copies.clear();
+        copies.extend(others.iter().map(|&to| Move { from: *first, to }));
+        device::copy(pieces, copies, false, |launch, list| {
             // SAFETY: the caller's contract; the kernel takes such a list.
             Ok(unsafe { self.0.launch(&entered, launch, list, stream) }?)
         })

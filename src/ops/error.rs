@@ -43,6 +43,14 @@ pub enum OpsError {
         /// Blocks of the cache.
         num_blocks: u64,
     },
+    /// The block that kernels read where there is none of a request.
+    #[error(
+        "entry {index}: block 0 is not poisoned: kernels read it where a row has no block, and what they weigh with 0 must be a number"
+    )]
+    NullBlock {
+        /// Which entry.
+        index: usize,
+    },
     /// A block that is listed twice.
     #[error("entry {index}: block {id} is listed twice")]
     BlockTwice {
@@ -190,6 +198,7 @@ impl OpsError {
             OpsError::Cuda(error) => error.kind(),
             OpsError::NoLayer { .. } | OpsError::NoGroup { .. } => "not_found",
             OpsError::BlockOutOfRange { .. } => "block_id_out_of_range",
+            OpsError::NullBlock { .. } => "null_block",
             OpsError::BlockTwice { .. } => "duplicate_block_id",
             OpsError::TooManyBlocks { .. } => "too_many_block_ids",
             OpsError::NumBlocksMismatch { .. } => "num_blocks_mismatch",

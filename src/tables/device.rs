@@ -19,8 +19,9 @@ use std::sync::Arc;
 use super::error::TablesError;
 use super::group::Group;
 use super::ring::Ring;
-use super::rows::filled;
+use super::rows::{bytes_of, filled};
 use super::slots::PAD_SLOT;
+use super::snapshot::Snapshot;
 use super::{Addresses, Batch, BatchAddresses, Task, reserved};
 use crate::cuda::{Context, CudaError, DeviceAddress, DeviceBuffer, Entered, Stream, StreamRef};
 use crate::kernels::device::{
@@ -167,6 +168,22 @@ impl DeviceTables {
             query_start: pointer(self.at(self.layout.query_start)),
             seq_lens: pointer(self.at(self.layout.seq_lens)),
             positions: pointer(self.at(self.layout.positions)),
+        }
+    }
+
+    /// Adds what it is and holds.
+    pub fn look(&self, snapshot: &mut Snapshot) {
+        for group in &self.groups {
+            snapshot.host_bytes += bytes_of(&group.table_len) + bytes_of(&group.input_len);
+        }
+        snapshot.host_bytes += bytes_of(&self.patches);
+        snapshot.device_bytes = self.memory.bytes() as u64;
+        snapshot.pinned_bytes = self.ring.bytes();
+        (snapshot.pinned_pages, snapshot.pinned_pages_in_use) = self.ring.num_pages();
+        snapshot.is_lost = self.is_lost;
+        if !self.is_lost {
+            snapshot.batch_requests = self.input_rows as u64;
+            snapshot.batch_tokens = self.used_slots as u64;
         }
     }
 

@@ -2,7 +2,7 @@
 
 use super::config::GroupConfig;
 use super::error::TablesError;
-use super::rows::{Rows, filled};
+use super::rows::{Rows, bytes_of, filled};
 
 /// Marks a row that is as it was applied.
 const UNCHANGED: u32 = u32::MAX;
@@ -64,6 +64,22 @@ impl Group {
     /// Entries of a row, those staged included.
     pub fn staged_len(&self, request: usize) -> usize {
         self.staged.len(request)
+    }
+
+    /// Entries that the blocks of a full row take.
+    pub fn row_entries(&self) -> usize {
+        self.row_entries
+    }
+
+    /// Rows with changes that were not applied.
+    pub fn pending_rows(&self) -> usize {
+        self.changed.len()
+    }
+
+    /// Bytes that the group takes of the host, its tables aside.
+    pub fn host_bytes(&self) -> u64 {
+        let lists = [&self.changed_from, &self.changed, &self.planned];
+        self.staged.host_bytes() + lists.map(bytes_of).iter().sum::<u64>()
     }
 
     // --- checking a write -------------------------------------------------------------------

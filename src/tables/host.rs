@@ -2,7 +2,7 @@
 
 use super::error::TablesError;
 use super::group::Group;
-use super::rows::{Rows, filled};
+use super::rows::{Rows, bytes_of, filled};
 use super::slots::PAD_SLOT;
 use super::{Addresses, Batch, Task};
 use crate::kernels::{self, SlotRule};
@@ -44,6 +44,16 @@ impl HostTables {
             input_table: self.input.ids().as_ptr().cast_mut(),
             slots: self.slots.as_ptr().cast_mut(),
         }
+    }
+
+    /// Bytes of memory.
+    pub fn host_bytes(&self) -> u64 {
+        self.applied.host_bytes() + self.input.host_bytes() + bytes_of(&self.slots)
+    }
+
+    /// Requests and tokens that it holds of the batch.
+    pub fn batch_extent(&self) -> (u64, u64) {
+        (self.input_rows as u64, self.used_slots as u64)
     }
 
     /// Does what was checked.

@@ -19,6 +19,7 @@ mod host;
 mod ring;
 mod rows;
 mod slots;
+mod snapshot;
 #[cfg(test)]
 mod tests;
 
@@ -26,6 +27,7 @@ pub use config::{GroupConfig, Ranks, TablesConfig, row_width};
 pub use error::TablesError;
 pub use rows::NULL_BLOCK;
 pub use slots::PAD_SLOT;
+pub use snapshot::Snapshot;
 
 use std::sync::Arc;
 
@@ -164,6 +166,8 @@ pub struct Tables {
     place: Place,
     max_requests: usize,
     max_tokens: usize,
+    /// See [`Snapshot::generation`].
+    generation: u64,
 }
 
 /// Where the tables are, the input tables and the slots.
@@ -206,6 +210,7 @@ impl Tables {
             place,
             max_requests,
             max_tokens,
+            generation: 1,
         })
     }
 
@@ -389,6 +394,7 @@ impl Tables {
 
     /// Makes all memory what it was at first, whatever stands there now. It does not move.
     pub fn reset(&mut self, stream: StreamRef) -> Result<(), TablesError> {
+        self.generation += 1;
         match &mut self.place {
             Place::Host(host) => {
                 self.groups.iter_mut().for_each(Group::reset);
@@ -471,6 +477,7 @@ impl Tables {
 
     /// Does what was checked.
     fn run(&mut self, task: Task, batch: &Batch<'_>, stream: StreamRef) -> Result<(), TablesError> {
+        self.generation += 1;
         match &mut self.place {
             Place::Host(host) => {
                 for (group, tables) in self.groups.iter_mut().zip(host) {

@@ -43,6 +43,17 @@ impl Ring {
         })
     }
 
+    /// Bytes of all pages.
+    pub fn bytes(&self) -> u64 {
+        self.memory.bytes() as u64
+    }
+
+    /// How many pages there are, and how many the device may still read.
+    pub fn num_pages(&self) -> (u64, u64) {
+        let pending = self.is_pending.iter().filter(|is_pending| **is_pending);
+        (NUM_PAGES as u64, pending.count() as u64)
+    }
+
     /// The next page, which nobody reads any more.
     pub fn page(&mut self, entered: &Entered<'_>) -> Result<&mut [u8], CudaError> {
         if self.is_astray {

@@ -32,6 +32,11 @@ impl Rows {
         &self.ids
     }
 
+    /// Bytes of memory.
+    pub fn host_bytes(&self) -> u64 {
+        bytes_of(&self.ids) + bytes_of(&self.lengths)
+    }
+
     pub fn len(&self, row: usize) -> usize {
         self.lengths[row] as usize
     }
@@ -108,6 +113,11 @@ impl Rows {
         self.ids.fill(NULL_BLOCK);
         self.lengths.fill(0);
     }
+}
+
+/// Bytes that a list takes.
+pub(super) fn bytes_of<T>(list: &Vec<T>) -> u64 {
+    (list.capacity() * size_of::<T>()) as u64
 }
 
 /// Memory whose size a caller chose.

@@ -4,6 +4,7 @@
 mod advice;
 mod change;
 mod facts;
+mod headline;
 mod json;
 mod reference;
 #[cfg(test)]

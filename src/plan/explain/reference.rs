@@ -117,7 +117,8 @@ fn beside(own: &Plan, reference: &Plan) -> Option<Beside> {
     Some(beside)
 }
 
-fn totals(plan: &Plan) -> Totals {
+/// What a plan is, all workers together.
+pub(super) fn totals(plan: &Plan) -> Totals {
     let facts = facts::of_workers(plan);
     let mut waste = Waste::default();
     let mut tensor_bytes = 0u64;

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::facts::{GroupFacts, PlanFacts, WorkerFacts};
+use super::facts::{GroupFacts, NarrowFacts, PlanFacts, WorkerFacts};
 use super::reference::Comparison;
 use crate::plan::units::Bytes;
 
@@ -137,7 +137,7 @@ fn render_advice(out: &mut String, facts: &PlanFacts) {
 }
 
 /// Numbers as ranges: "worker 3", "workers 0-3, 8".
-fn worker_title(numbers: &[usize]) -> String {
+pub(super) fn worker_title(numbers: &[usize]) -> String {
     let mut ranges: Vec<(usize, usize)> = Vec::new();
     for &number in numbers {
         match ranges.last_mut() {
@@ -192,16 +192,20 @@ fn render_worker(out: &mut String, worker: &WorkerFacts, num_blocks: u64) {
     };
     line(out, 2, "zeroing", zeroing);
     if let Some(narrow) = &worker.narrow {
-        let text = format!(
-            "layer {}: {} computes 32-bit offsets and reaches {num_blocks} blocks; there is memory for {}",
-            narrow.layer, narrow.backend, narrow.blocks_of_memory
-        );
-        line(out, 2, "index width", &text);
+        line(out, 2, "index width", &narrow_text(narrow, num_blocks));
     }
     if !worker.groups.is_empty() {
         out.push('\n');
         render_groups(out, &worker.groups);
     }
+}
+
+/// Why kernels reach no more blocks.
+pub(super) fn narrow_text(narrow: &NarrowFacts, num_blocks: u64) -> String {
+    format!(
+        "layer {}: {} computes 32-bit offsets and reaches {num_blocks} blocks; there is memory for {}",
+        narrow.layer, narrow.backend, narrow.blocks_of_memory
+    )
 }
 
 fn render_groups(out: &mut String, groups: &[GroupFacts]) {
