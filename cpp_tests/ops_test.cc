@@ -1072,6 +1072,9 @@ TEST(OpsHostile, Rows) {
             {"layer F", "keys"});
     refused({rows_of(0, keys, nullptr)}, {0}, f32, KVPAGES_STATUS_NULL_ARGUMENT, "null_argument",
             {"layer F", "values"});
+    // An empty list's data() may be NULL.
+    must(write(h.o, {rows_of(0, nullptr, nullptr)}, {}, f32));
+    must(gather(h.o, {room_for(0, nullptr, nullptr)}, {}, f32));
     refused({good}, {0}, KVPAGES_DTYPE_I32, KVPAGES_STATUS_UNSUPPORTED, "rows_not_supported",
             {"layer F", "int32", "float32"});
     refused({good}, {0}, 99, KVPAGES_STATUS_INVALID_ARGUMENT, "unknown_value", {"dtype", "99"});

@@ -3397,12 +3397,12 @@ typedef struct kvpages_kv_rows {
      */
     size_t layer;
     /**
-     * The first token's keys, or latent. Not NULL.
+     * The first token's keys, or latent. Not NULL, unless there are no slots.
      */
     const void *keys;
     /**
-     * The first token's values, or the second part of its latent. NULL exactly
-     * when the layer stores none.
+     * The first token's values, or the second part of its latent. NULL when the
+     * layer stores none, and else only when there are no slots.
      */
     const void *values;
     /**
@@ -3494,12 +3494,13 @@ typedef struct kvpages_kv_rows_out {
      */
     size_t layer;
     /**
-     * Room for the first token's keys, or latent. Not NULL.
+     * Room for the first token's keys, or latent. Not NULL, unless there are no
+     * slots.
      */
     void *keys;
     /**
      * Room for the first token's values, or the second part of its latent. NULL
-     * exactly when the layer stores none.
+     * when the layer stores none, and else only when there are no slots.
      */
     void *values;
     /**

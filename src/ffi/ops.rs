@@ -97,10 +97,10 @@ pub struct kvpages_kv_rows {
     /// Number of the layer in the cache, which leaves out those without views: not
     /// the number in the model.
     pub layer: usize,
-    /// The first token's keys, or latent. Not NULL.
+    /// The first token's keys, or latent. Not NULL, unless there are no slots.
     pub keys: *const c_void,
-    /// The first token's values, or the second part of its latent. NULL exactly
-    /// when the layer stores none.
+    /// The first token's values, or the second part of its latent. NULL when the
+    /// layer stores none, and else only when there are no slots.
     pub values: *const c_void,
     /// Elements from one token's keys to the next one's; 0 when there are no gaps.
     pub key_token_stride: u64,
@@ -126,10 +126,11 @@ pub struct kvpages_kv_rows_out {
     /// Number of the layer in the cache, which leaves out those without views: not
     /// the number in the model.
     pub layer: usize,
-    /// Room for the first token's keys, or latent. Not NULL.
+    /// Room for the first token's keys, or latent. Not NULL, unless there are no
+    /// slots.
     pub keys: *mut c_void,
     /// Room for the first token's values, or the second part of its latent. NULL
-    /// exactly when the layer stores none.
+    /// when the layer stores none, and else only when there are no slots.
     pub values: *mut c_void,
     /// Elements from one token's keys to the next one's; 0 when there are no gaps.
     pub key_token_stride: u64,

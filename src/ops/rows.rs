@@ -249,7 +249,8 @@ impl Stored {
         let row_element = row_dtype.bytes();
         let (key, value, value_offset) = self.parts(layer, given, form)?;
         for (rows, name, elements) in [(given.keys, "keys", key), (given.values, "values", value)] {
-            if elements > 0 && rows.is_null() {
+            // What no row is read from or written to may be an empty list's NULL.
+            if elements > 0 && count > 0 && rows.is_null() {
                 return Err(OpsError::RowsMissing {
                     layer: layer.to_owned(),
                     rows: name,
