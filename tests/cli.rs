@@ -425,8 +425,8 @@ fn several_plans_in_one_table() {
     assert_eq!(mixed["plans"][1]["max_model_len"], 131_072);
     let error = refused(&["plan", &fixture("llama"), "--compare", "1GiB,2GiB"], 1);
     assert!(
-        error.contains("1 GiB at tp 1: one request")
-            && error.contains("2 GiB at tp 1: one request"),
+        error.contains("auto at 1 GiB, tp 1: one request")
+            && error.contains("auto at 2 GiB, tp 1: one request"),
         "{error}"
     );
     // Each number of ranks has its own note.

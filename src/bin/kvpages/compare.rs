@@ -59,9 +59,13 @@ pub fn refusals(rows: &[Row<'_>]) -> String {
         let Err(Refusal(reason)) = answer else {
             continue;
         };
-        let asked = format!("{} at tp {}", size(question.memory), question.tp);
+        let asked = format!(
+            "{} at {}, tp {}",
+            question.kv.asked(),
+            size(question.memory),
+            question.tp
+        );
         match reasons.iter_mut().find(|(known, _)| known == reason) {
-            Some((_, questions)) if questions.contains(&asked) => {}
             Some((_, questions)) => questions.push(asked),
             None => reasons.push((reason, vec![asked])),
         }
@@ -71,7 +75,7 @@ pub fn refusals(rows: &[Row<'_>]) -> String {
         _ => {
             let lines = reasons
                 .iter()
-                .map(|(reason, questions)| format!("{}: {reason}", questions.join(", ")));
+                .map(|(reason, questions)| format!("{}: {reason}", questions.join("; ")));
             lines.collect::<Vec<_>>().join("\n       ")
         }
     }
