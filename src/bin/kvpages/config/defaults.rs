@@ -295,6 +295,7 @@ const PLAIN: &[&str] = &[
     "granitemoe",
     "hunyuan_v1_dense",
     "hunyuan_v1_moe",
+    "internlm",
     "internlm2",
     "internlm3",
     "jais",

@@ -369,6 +369,14 @@ impl<'a> Fields<'a> {
         {
             return Ok(1);
         }
+        // SantaCoder, of GPT-2's family.
+        if self.text("attention_head_type") == Some("multiquery") {
+            return Ok(1);
+        }
+        // ChatGLM's class looks at the number of groups where this is true.
+        if self.flag("multi_query_attention") == Some(false) {
+            return self.heads(layer);
+        }
         if let Some(heads) = self.of_layer(KV_HEADS, layer)? {
             return Ok(heads);
         }

@@ -99,6 +99,8 @@ const TELLING: &[&str] = &[
     "state_size",
     "sparse_attention",
     "global_attn",
+    "cross_attention",
+    "cross_layer",
 ];
 
 /// Decides the kinds of so many layers where its fields are given.

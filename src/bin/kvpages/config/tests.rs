@@ -560,6 +560,23 @@ fn fields_as_they_are_published() {
                 .to_owned(),
             "32 full 32x96",
         ),
+        (
+            r#"{"model_type": "gpt2", "n_embd": 2048, "n_head": 16, "n_layer": 24, "attention_head_type": "multiquery"}"#
+                .to_owned(),
+            "24 full 1x128",
+        ),
+        (
+            r#"{"model_type": "chatglm", "hidden_size": 4096, "num_attention_heads": 32, "num_layers": 28,
+                "kv_channels": 128, "multi_query_attention": true, "multi_query_group_num": 2}"#
+                .to_owned(),
+            "28 full 2x128",
+        ),
+        (
+            r#"{"model_type": "chatglm", "hidden_size": 4096, "num_attention_heads": 32, "num_layers": 28,
+                "kv_channels": 128, "multi_query_attention": false, "multi_query_group_num": 1}"#
+                .to_owned(),
+            "28 full 32x128",
+        ),
         // What a file of several models leaves out of one of them.
         (
             r#"{"model_type": "llava", "text_config": {"model_type": "llama", "max_position_embeddings": 4096}}"#
@@ -592,6 +609,11 @@ fn fields_as_they_are_published() {
         (
             r#"{"model_type": "bert", "hidden_size": 768, "num_attention_heads": 12, "num_hidden_layers": 12}"#,
             "is an encoder",
+        ),
+        (
+            r#"{"model_type": "unheard_of", "hidden_size": 4096, "num_attention_heads": 32,
+                "num_key_value_heads": 8, "num_hidden_layers": 32, "cross_layer_interval": 4}"#,
+            "cross_layer_interval may decide",
         ),
     ] {
         let error = read(text, &WISHES).unwrap_err();
