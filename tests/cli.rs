@@ -423,7 +423,21 @@ fn several_plans_in_one_table() {
         "{mixed}"
     );
     assert_eq!(mixed["plans"][1]["max_model_len"], 131_072);
-    refused(&["plan", &fixture("llama"), "--compare", "1GiB,2GiB"], 1);
+    let error = refused(&["plan", &fixture("llama"), "--compare", "1GiB,2GiB"], 1);
+    assert!(
+        error.contains("auto at 1 GiB, tp 1: one request")
+            && error.contains("auto at 2 GiB, tp 1: one request"),
+        "{error}"
+    );
+    // Each number of ranks has its own note.
+    let copies = plan(
+        "llama",
+        &["--memory", "40GiB", "--compare", "tp=1,tp=16,tp=64"],
+    );
+    assert!(
+        copies.contains("--tp 16 ranks: each is on 2") && copies.contains("64 ranks: each is on 8"),
+        "{copies}"
+    );
     refused(&["plan", &fixture("llama"), "--compare", "bf16,fp8"], 2);
     let error = refused(&["plan", &fixture("llama"), "--compare", "40GiB,odd"], 2);
     assert!(error.contains("odd"), "{error}");

@@ -71,6 +71,14 @@ impl KvType {
     pub fn name(self, model: Dtype) -> String {
         match self {
             KvType::Auto => model.name().to_owned(),
+            asked => asked.asked(),
+        }
+    }
+
+    /// The type as it is asked for.
+    pub fn asked(self) -> String {
+        match self {
+            KvType::Auto => "auto".to_owned(),
             KvType::Plain(dtype) => dtype.name().to_owned(),
             KvType::Fp8(Dtype::F8E5m2) => "fp8_e5m2".to_owned(),
             KvType::Fp8(_) => "fp8".to_owned(),

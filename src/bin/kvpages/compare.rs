@@ -52,6 +52,48 @@ pub fn questions(args: &PlanArgs) -> Result<Vec<Question>, String> {
     Ok(questions)
 }
 
+/// Why none of the plans can be made: each reason once, with the questions that it is for.
+pub fn refusals(rows: &[Row<'_>]) -> String {
+    let mut reasons: Vec<(&str, Vec<String>)> = Vec::new();
+    for (question, answer) in rows {
+        let Err(Refusal(reason)) = answer else {
+            continue;
+        };
+        let asked = format!(
+            "{} at {}, tp {}",
+            question.kv.asked(),
+            size(question.memory),
+            question.tp
+        );
+        match reasons.iter_mut().find(|(known, _)| known == reason) {
+            Some((_, questions)) => questions.push(asked),
+            None => reasons.push((reason, vec![asked])),
+        }
+    }
+    match &*reasons {
+        [(reason, _)] => (*reason).to_owned(),
+        _ => {
+            let lines = reasons
+                .iter()
+                .map(|(reason, questions)| format!("{}: {reason}", questions.join("; ")));
+            lines.collect::<Vec<_>>().join("\n       ")
+        }
+    }
+}
+
+/// What was assumed for any of the plans, once.
+fn all_notes(rows: &[Row<'_>]) -> Vec<String> {
+    let mut notes: Vec<String> = Vec::new();
+    for (_, answer) in rows {
+        for note in answer.iter().flat_map(|answer| &answer.described.notes) {
+            if !notes.contains(note) {
+                notes.push(note.clone());
+            }
+        }
+    }
+    notes
+}
+
 /// The table, with what was assumed below.
 pub fn table(rows: &[Row<'_>]) -> String {
     let Some(first) = rows.iter().find_map(|(_, answer)| answer.as_ref().ok()) else {
@@ -166,6 +208,6 @@ pub fn table(rows: &[Row<'_>]) -> String {
     for refusal in refusals {
         out.push_str(&format!("\n{refusal}\n"));
     }
-    crate::report::notes(&mut out, &first.described.notes);
+    crate::report::notes(&mut out, &all_notes(rows));
     out
 }

@@ -99,10 +99,8 @@ fn compare_all(text: &str, args: &PlanArgs, questions: &[Question]) -> Result<()
         .iter()
         .map(|question| planning::answer(text, args, question));
     let rows: Vec<_> = questions.iter().zip(answers).collect();
-    if rows.iter().all(|(_, answer)| answer.is_err())
-        && let Some((_, Err(refusal))) = rows.first()
-    {
-        return Err(Failure::Refused(refusal.to_string()));
+    if rows.iter().all(|(_, answer)| answer.is_err()) {
+        return Err(Failure::Refused(compare::refusals(&rows)));
     }
     match args.json {
         true => print(&format!("{}\n", json::comparison(&rows))),

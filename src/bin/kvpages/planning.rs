@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::args::{MaxLen, PlanArgs, PolicyName};
 use crate::build::{self, Backends, Choices, KvType};
-use crate::config::{self, Described, Wishes};
+use crate::config::{self, Described, Store, Wishes};
 use crate::units::size;
 
 /// What is asked of a plan.
@@ -265,8 +265,17 @@ fn longest(described: &mut Described, question: &Question) -> Result<u64, Refusa
         (Some(MaxLen::Tokens(tokens)), _) => Ok(tokens),
         (_, Some(own)) => Ok(own),
         (_, None) => Err(Refusal(format!(
-            "model_type {}: the config does not say how long sequences may be (max_position_embeddings); give --max-model-len",
-            described.model_type
+            "model_type {}: the config does not say how long sequences may be (max_position_embeddings); give --max-model-len{}",
+            described.model_type,
+            if described
+                .layers
+                .iter()
+                .all(|layer| matches!(layer.store, Store::State { .. }))
+            {
+                ", such as 8192: its layers keep states, which are as large for any length"
+            } else {
+                ""
+            }
         ))),
     }
 }

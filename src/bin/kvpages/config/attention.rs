@@ -21,7 +21,7 @@ pub fn heads_per_rank(
         Ok((heads_here, copies)) => {
             if copies > 1 {
                 fields.note(format!(
-                    "{heads} key-value heads are fewer than --tp {ranks} ranks: each is on {copies} of them"
+                    "key-value heads ({heads}) are fewer than --tp {ranks} ranks: each is on {copies} of them"
                 ));
             }
             Ok(heads_here)
@@ -33,6 +33,12 @@ pub fn heads_per_rank(
 /// Query heads of one rank, which only messages and backends look at.
 pub fn query_heads(fields: &Fields<'_>, layer: u64, wishes: &Wishes) -> u64 {
     let heads = fields.heads(layer).unwrap_or(1);
+    let ranks = wishes.tensor_parallel;
+    if !heads.is_multiple_of(ranks) {
+        fields.note(format!(
+            "{heads} query heads cannot be divided over --tp {ranks} ranks, which most engines demand; the cache is planned all the same"
+        ));
+    }
     heads.div_ceil(wishes.tensor_parallel).max(1)
 }
 

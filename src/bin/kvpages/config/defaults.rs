@@ -66,6 +66,7 @@ const OF_FAMILIES: &[(&[&str], &[Field])] = &[
         ],
     ),
     (&["phi3"], &[("max_position_embeddings", 4096)]),
+    (&["falcon"], &[("max_position_embeddings", 2048)]),
     (
         &["jamba"],
         &[
@@ -164,13 +165,107 @@ const OF_FAMILIES: &[(&[&str], &[Field])] = &[
     ),
 ];
 
-/// The default of a family's field.
-pub fn of(family: &str, field: &str) -> Option<u64> {
-    let (_, fields) = OF_FAMILIES
+/// Sizes that a file of several models leaves out of the model in it where they are the class's own.
+/// A file of one model has them.
+const OF_NESTED: &[(&[&str], &[Field])] = &[
+    (
+        &["llama"],
+        &[
+            ("num_hidden_layers", 32),
+            ("num_attention_heads", 32),
+            ("hidden_size", 4096),
+            ("max_position_embeddings", 2048),
+        ],
+    ),
+    (
+        &["mistral", "mixtral"],
+        &[
+            ("num_hidden_layers", 32),
+            ("num_attention_heads", 32),
+            ("hidden_size", 4096),
+        ],
+    ),
+    (
+        &["qwen2"],
+        &[
+            ("num_hidden_layers", 32),
+            ("num_attention_heads", 32),
+            ("num_key_value_heads", 32),
+            ("hidden_size", 4096),
+            ("max_position_embeddings", 32_768),
+        ],
+    ),
+    (
+        &["qwen3"],
+        &[
+            ("num_hidden_layers", 32),
+            ("num_attention_heads", 32),
+            ("num_key_value_heads", 32),
+            ("head_dim", 128),
+            ("hidden_size", 4096),
+            ("max_position_embeddings", 32_768),
+        ],
+    ),
+    (
+        &["phi3"],
+        &[
+            ("num_hidden_layers", 32),
+            ("num_attention_heads", 32),
+            ("hidden_size", 3072),
+        ],
+    ),
+    (
+        &["gemma"],
+        &[("num_hidden_layers", 28), ("num_attention_heads", 16)],
+    ),
+    (
+        &["gemma2", "gemma3_text"],
+        &[("num_hidden_layers", 26), ("hidden_size", 2304)],
+    ),
+];
+
+fn find(table: &[(&[&'static str], &[Field])], family: &str, field: &str) -> Option<u64> {
+    let (_, fields) = table
         .iter()
         .find(|(families, _)| families.contains(&family))?;
     let (_, number) = fields.iter().find(|(name, _)| *name == field)?;
     Some(*number)
+}
+
+/// The default of a family's field.
+pub fn of(family: &str, field: &str) -> Option<u64> {
+    find(OF_FAMILIES, family, field)
+}
+
+/// The same of a model within a file of several.
+pub fn of_nested(family: &str, field: &str) -> Option<u64> {
+    find(OF_NESTED, family, field)
+}
+
+/// Families that cannot be planned whatever their fields say, and why.
+pub fn why_not(family: &str) -> Option<&'static str> {
+    const STATES: &[&str] = &["recurrent_gemma", "retnet", "xlstm"];
+    const ENCODERS: &[&str] = &[
+        "albert",
+        "bert",
+        "camembert",
+        "deberta",
+        "deberta-v2",
+        "distilbert",
+        "electra",
+        "modernbert",
+        "mpnet",
+        "nomic_bert",
+        "roberta",
+        "xlm-roberta",
+    ];
+    if STATES.contains(&family) || family.starts_with("rwkv") {
+        Some("its layers keep recurrent states of a form that is not known here")
+    } else if ENCODERS.contains(&family) {
+        Some("it is an encoder, which reads a text at once and keeps no cache")
+    } else {
+        None
+    }
 }
 
 /// Families whose layers are decided by plain fields, seen to be so.
@@ -200,8 +295,10 @@ const PLAIN: &[&str] = &[
     "granitemoe",
     "hunyuan_v1_dense",
     "hunyuan_v1_moe",
+    "internlm",
     "internlm2",
     "internlm3",
+    "jais",
     "llama",
     "minimax_m2",
     "ministral3",
@@ -213,8 +310,10 @@ const PLAIN: &[&str] = &[
     "olmo2",
     "olmoe",
     "opt",
+    "persimmon",
     "phi",
     "phi3",
+    "phi3_v",
     "phimoe",
     "phi4mm",
     "phi4_multimodal",
@@ -288,6 +387,7 @@ pub fn windows_all(family: &str) -> bool {
         "mistral",
         "mixtral",
         "phi3",
+        "phi3_v",
         "phimoe",
         "starcoder2",
         "phi4mm",

@@ -58,6 +58,7 @@ pub const KV_HEADS: &[&str] = &[
     "n_kv_heads",
     "multi_query_group_num",
     "num_attention_groups",
+    "num_key_value_heads_per_layer",
 ];
 /// Names of the width of the residual stream.
 pub const HIDDEN: &[&str] = &[
@@ -203,6 +204,16 @@ impl<'a> Fields<'a> {
         self.notes.into_inner()
     }
 
+    /// Whether the file holds other models around the one that decodes.
+    pub fn is_nested(&self) -> bool {
+        !self.path.is_empty()
+    }
+
+    /// A yes or no of the file around the model that decodes.
+    pub fn outer_flag(&self, name: &str) -> Option<bool> {
+        self.outer.get(name)?.as_bool()
+    }
+
     /// A field that is there and not null.
     pub fn get(&self, name: &str) -> Option<&'a Value> {
         self.inner.get(name).filter(|value| !value.is_null())
@@ -271,7 +282,8 @@ impl<'a> Fields<'a> {
             if self.names(name) {
                 continue;
             }
-            if let Some(number) = defaults::of(&self.family, name) {
+            let nested = || defaults::of_nested(&self.family, name).filter(|_| self.is_nested());
+            if let Some(number) = defaults::of(&self.family, name).or_else(nested) {
                 self.note(format!(
                     "{} is not given: {number}, the default of {}'s configuration class",
                     self.named(name),
@@ -350,22 +362,36 @@ impl<'a> Fields<'a> {
                 self.named("use_cla")
             ));
         }
-        if let Some(heads) = self.of_layer(KV_HEADS, layer)? {
-            return Ok(heads);
-        }
-        // DBRX keeps it with the rest of its attention.
-        let nested = self
-            .get("attn_config")
-            .and_then(|config| config.get("kv_n_heads"));
-        if let Some(value) = nested.filter(|value| !value.is_null()) {
-            let heads = self.as_number("attn_config.kv_n_heads", value)?;
-            return self.positive("attn_config.kv_n_heads", heads);
-        }
-        // Falcon's first files: one head for all queries.
+        // One head for all queries. Falcon's class writes num_kv_heads into its files all the same, and
+        // does not look at it unless the architecture is the new one.
         if self.flag("multi_query") == Some(true)
             && self.flag("new_decoder_architecture") != Some(true)
         {
             return Ok(1);
+        }
+        // SantaCoder, of GPT-2's family.
+        if self.text("attention_head_type") == Some("multiquery") {
+            return Ok(1);
+        }
+        // ChatGLM's class looks at the number of groups where this is true.
+        if self.flag("multi_query_attention") == Some(false) {
+            return self.heads(layer);
+        }
+        if let Some(heads) = self.of_layer(KV_HEADS, layer)? {
+            return Ok(heads);
+        }
+        // DBRX and MPT keep it with the rest of their attention.
+        let attention = self.get("attn_config");
+        let of_attention = |name: &str| {
+            let value = attention.and_then(|config| config.get(name));
+            value.filter(|value| !value.is_null())
+        };
+        if of_attention("attn_type").and_then(Value::as_str) == Some("multiquery_attention") {
+            return Ok(1);
+        }
+        if let Some(value) = of_attention("kv_n_heads") {
+            let heads = self.as_number("attn_config.kv_n_heads", value)?;
+            return self.positive("attn_config.kv_n_heads", heads);
         }
         if !defaults::is_known(&self.family) {
             return refused(format!(

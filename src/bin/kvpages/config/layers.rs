@@ -2,7 +2,7 @@
 
 use super::fields::{ConfigError, Fields, LAYERS, refused};
 use super::pattern::{self, Kind};
-use super::{Layer, Reach, Store, Wishes, attention, state};
+use super::{Layer, Reach, Store, Wishes, attention, defaults, state};
 
 /// More decoder layers than any model has.
 const MOST_LAYERS: u64 = 100_000;
@@ -13,6 +13,7 @@ pub fn count(fields: &Fields<'_>) -> Result<u64, ConfigError> {
         true => &[
             "decoder_layers",
             "num_decoder_layers",
+            "decoder_num_hidden_layers",
             "num_hidden_layers",
             "num_layers",
         ],
@@ -28,12 +29,29 @@ pub fn count(fields: &Fields<'_>) -> Result<u64, ConfigError> {
     Ok(count)
 }
 
-fn is_encoder_decoder(fields: &Fields<'_>) -> bool {
+/// Whether the fields describe an encoder and a decoder together.
+fn has_encoder(fields: &Fields<'_>) -> bool {
     fields.flag("is_encoder_decoder") == Some(true) || fields.family() == "whisper"
+}
+
+/// Whether the model is the decoder of a file that has an encoder of another kind beside it.
+fn is_beside_encoder(fields: &Fields<'_>) -> bool {
+    !has_encoder(fields)
+        && (fields.flag("add_cross_attention") == Some(true)
+            || fields.get("cross_attention_hidden_size").is_some()
+            || fields.is_nested() && fields.outer_flag("is_encoder_decoder") == Some(true))
+}
+
+/// Whether its fields are named as those of BART's decoder.
+fn is_encoder_decoder(fields: &Fields<'_>) -> bool {
+    has_encoder(fields) || is_beside_encoder(fields) && fields.get("decoder_layers").is_some()
 }
 
 /// All that keeps something.
 pub fn layers(fields: &Fields<'_>, wishes: &Wishes) -> Result<Vec<Layer>, ConfigError> {
+    if let Some(why) = defaults::why_not(fields.family()) {
+        return refused(format!("model_type {}: {why}", fields.family()));
+    }
     let mut layers = if is_encoder_decoder(fields) {
         encoder_decoder(fields, wishes)?
     } else if fields.get("compress_ratios").is_some() {
@@ -115,6 +133,11 @@ fn stores(
             };
             stores.push((format!(".{name}{suffix}"), store));
         }
+        if is_beside_encoder(fields) && kind != Kind::Cross {
+            for (suffix, store) in attention::stores(fields, Kind::Cross, place, wishes)? {
+                stores.push((format!(".encoder_attn{suffix}"), store));
+            }
+        }
     }
     match kind {
         Kind::Linear => stores.push((".linear_attn".to_owned(), state::linear(fields, wishes)?)),
@@ -164,11 +187,15 @@ fn encoder_decoder(fields: &Fields<'_>, wishes: &Wishes) -> Result<Vec<Layer>, C
     let heads = fields.required(
         &[
             "decoder_attention_heads",
+            "decoder_num_attention_heads",
             "num_attention_heads",
             "num_heads",
         ],
         "the heads of a decoder layer",
     )?;
+    let kv_heads = fields
+        .known(&["decoder_num_key_value_heads", "num_key_value_heads"])?
+        .unwrap_or(heads);
     let width = match fields.number("d_kv")?.or(fields.number("head_dim")?) {
         Some(width) => width,
         None => {
@@ -182,7 +209,7 @@ fn encoder_decoder(fields: &Fields<'_>, wishes: &Wishes) -> Result<Vec<Layer>, C
             hidden / heads
         }
     };
-    let heads = attention::heads_per_rank(fields, heads, wishes)?;
+    let heads = attention::heads_per_rank(fields, kv_heads, wishes)?;
     let mut layers = Vec::new();
     for place in 0..count {
         for (name, reach) in [("self_attn", Reach::Full), ("encoder_attn", Reach::Encoder)] {
@@ -382,19 +409,20 @@ pub fn encoder_tokens(
     if let Some(tokens) = wishes.encoder_tokens {
         return Ok(tokens);
     }
-    let names: &[&str] = match is_encoder_decoder(fields) {
-        true => &[
-            "max_source_positions",
-            "max_position_embeddings",
-            "n_positions",
-        ],
-        false => &["max_source_positions"],
-    };
-    match fields.known(names)? {
-        Some(tokens) => Ok(tokens),
-        None => refused(format!(
-            "model_type {}: it has cross attention, but no field says how many tokens its encoder gives; give --encoder-tokens",
-            fields.family()
-        )),
+    if let Some(tokens) = fields.known(&["max_source_positions"])? {
+        return Ok(tokens);
     }
+    // A decoder beside an encoder of another kind has these for itself alone.
+    if has_encoder(fields)
+        && let Some(tokens) = fields.known(&["max_position_embeddings", "n_positions"])?
+    {
+        fields.note(format!(
+            "the encoder is taken to give as many tokens as the decoder may have, {tokens}; --encoder-tokens changes it"
+        ));
+        return Ok(tokens);
+    }
+    refused(format!(
+        "model_type {}: it has cross attention, but no field says how many tokens its encoder gives; give --encoder-tokens",
+        fields.family()
+    ))
 }

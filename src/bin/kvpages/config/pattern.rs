@@ -99,6 +99,8 @@ const TELLING: &[&str] = &[
     "state_size",
     "sparse_attention",
     "global_attn",
+    "cross_attention",
+    "cross_layer",
 ];
 
 /// Decides the kinds of so many layers where its fields are given.
@@ -106,7 +108,7 @@ type Rule = fn(&Fields<'_>, u64) -> Result<Option<Vec<Kind>>, ConfigError>;
 
 /// One kind for each of `count` layers, and for those of the draft where the file has them.
 pub fn kinds(fields: &Fields<'_>, count: u64, drafts: u64) -> Result<Vec<Kind>, ConfigError> {
-    let rules: [Rule; 14] = [
+    let rules: [Rule; 15] = [
         one_name_a_layer,
         letters_of_nemotron,
         kimi_lists,
@@ -115,6 +117,7 @@ pub fn kinds(fields: &Fields<'_>, count: u64, drafts: u64) -> Result<Vec<Kind>, 
         attention_indices,
         attention_period,
         every_layer_both,
+        every_layer_global,
         full_interval,
         window_pattern,
         chunks_of_llama4,
@@ -401,6 +404,14 @@ fn attention_period(fields: &Fields<'_>, count: u64) -> Result<Option<Vec<Kind>>
 fn every_layer_both(fields: &Fields<'_>, count: u64) -> Result<Option<Vec<Kind>>, ConfigError> {
     match fields.family() {
         "falcon_h1" => repeat(Kind::FullAndMamba, count).map(Some),
+        _ => Ok(None),
+    }
+}
+
+/// Grok 2: one in so many layers is full, and the number is one.
+fn every_layer_global(fields: &Fields<'_>, count: u64) -> Result<Option<Vec<Kind>>, ConfigError> {
+    match fields.number("global_attn_every_n")? {
+        Some(1) => repeat(Kind::Full, count).map(Some),
         _ => Ok(None),
     }
 }

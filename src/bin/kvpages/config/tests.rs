@@ -508,6 +508,182 @@ fn refusals_name_the_field() {
     }
 }
 
+/// Files as they are published, shortened to the fields that decide.
+#[test]
+fn fields_as_they_are_published() {
+    let falcon = r#""hidden_size": 4544, "num_attention_heads": 71, "num_hidden_layers": 32"#;
+    let mpt = r#""model_type": "mpt", "d_model": 4096, "n_heads": 32, "n_layers": 32, "max_seq_len": 2048"#;
+    let grok = r#""num_hidden_layers": 64, "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 128"#;
+    for (text, expected) in [
+        // The class writes num_kv_heads beside multi_query, which decides.
+        (
+            format!(
+                r#"{{"model_type": "falcon", {falcon}, "multi_query": true, "num_kv_heads": 71}}"#
+            ),
+            "32 full 1x64",
+        ),
+        (
+            r#"{"model_type": "falcon", "hidden_size": 8192, "num_attention_heads": 128, "num_hidden_layers": 60,
+                "multi_query": true, "new_decoder_architecture": true, "num_kv_heads": 8}"#
+                .to_owned(),
+            "60 full 8x64",
+        ),
+        (
+            format!(r#"{{{mpt}, "attn_config": {{"attn_type": "multiquery_attention"}}}}"#),
+            "32 full 1x128",
+        ),
+        (
+            format!(
+                r#"{{{mpt}, "attn_config": {{"attn_type": "grouped_query_attention", "kv_n_heads": 8}}}}"#
+            ),
+            "32 full 8x128",
+        ),
+        (
+            format!(r#"{{{mpt}, "attn_config": {{"attn_type": "multihead_attention"}}}}"#),
+            "32 full 32x128",
+        ),
+        (
+            format!(
+                r#"{{"model_type": "git", {grok}, "global_attn_every_n": 1, "sliding_window_size": -1}}"#
+            ),
+            "64 full 8x128",
+        ),
+        (
+            r#"{"model_type": "deci", "hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": 3,
+                "num_key_value_heads_per_layer": [4, 2, 4]}"#
+                .to_owned(),
+            "2 full 4x128; 1 full 2x128",
+        ),
+        (
+            r#"{"model_type": "phi3_v", "hidden_size": 3072, "num_attention_heads": 32, "num_hidden_layers": 32,
+                "num_key_value_heads": 32, "sliding_window": 262144, "max_position_embeddings": 131072}"#
+                .to_owned(),
+            "32 full 32x96",
+        ),
+        (
+            r#"{"model_type": "gpt2", "n_embd": 2048, "n_head": 16, "n_layer": 24, "attention_head_type": "multiquery"}"#
+                .to_owned(),
+            "24 full 1x128",
+        ),
+        (
+            r#"{"model_type": "chatglm", "hidden_size": 4096, "num_attention_heads": 32, "num_layers": 28,
+                "kv_channels": 128, "multi_query_attention": true, "multi_query_group_num": 2}"#
+                .to_owned(),
+            "28 full 2x128",
+        ),
+        (
+            r#"{"model_type": "chatglm", "hidden_size": 4096, "num_attention_heads": 32, "num_layers": 28,
+                "kv_channels": 128, "multi_query_attention": false, "multi_query_group_num": 1}"#
+                .to_owned(),
+            "28 full 32x128",
+        ),
+        // What a file of several models leaves out of one of them.
+        (
+            r#"{"model_type": "llava", "text_config": {"model_type": "llama", "max_position_embeddings": 4096}}"#
+                .to_owned(),
+            "32 full 32x128",
+        ),
+        (
+            r#"{"model_type": "idefics2", "text_config": {"model_type": "mistral", "sliding_window": 4096}}"#
+                .to_owned(),
+            "32 window 4096 8x128",
+        ),
+        (
+            r#"{"model_type": "qwen2_audio", "text_config": {"model_type": "qwen2", "sliding_window": 32768}}"#
+                .to_owned(),
+            "32 full 32x128",
+        ),
+    ] {
+        let described = read(&text, &WISHES).unwrap_or_else(|error| panic!("{text}: {error}"));
+        assert_eq!(summary(&described), expected, "{text}");
+    }
+    for (text, expected) in [
+        (
+            r#"{"model_type": "llama", "max_position_embeddings": 4096}"#,
+            "num_hidden_layers is missing",
+        ),
+        (
+            r#"{"model_type": "rwkv6", "hidden_size": 4096, "num_attention_heads": 64, "num_hidden_layers": 32}"#,
+            "recurrent states",
+        ),
+        (
+            r#"{"model_type": "bert", "hidden_size": 768, "num_attention_heads": 12, "num_hidden_layers": 12}"#,
+            "is an encoder",
+        ),
+        (
+            r#"{"model_type": "unheard_of", "hidden_size": 4096, "num_attention_heads": 32,
+                "num_key_value_heads": 8, "num_hidden_layers": 32, "cross_layer_interval": 4}"#,
+            "cross_layer_interval may decide",
+        ),
+    ] {
+        let error = read(text, &WISHES).unwrap_err();
+        assert!(error.0.contains(expected), "{text}: {error}");
+    }
+}
+
+/// A decoder beside an encoder of another kind keeps the encoder's tokens too.
+#[test]
+fn decoders_beside_an_encoder() {
+    let gpt2 =
+        r#""model_type": "gpt2", "n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 1024"#;
+    let beside = |decoder: &str| {
+        format!(
+            r#"{{"model_type": "vision-encoder-decoder", "is_encoder_decoder": true, "encoder": {{}}, "decoder": {{{decoder}}}}}"#
+        )
+    };
+    let t5gemma = r#""model_type": "t5_gemma_module", "head_dim": 256, "num_attention_heads": 8,
+        "num_hidden_layers": 2, "num_key_value_heads": 4, "sliding_window": 4096,
+        "layer_types": ["sliding_attention", "full_attention"], "cross_attention_hidden_size": 2304"#;
+    let mbart = r#""model_type": "mbart", "d_model": 1024, "decoder_attention_heads": 16, "decoder_layers": 4,
+        "num_hidden_layers": 12, "max_position_embeddings": 1536, "add_cross_attention": true"#;
+    let moonshine = r#"{"model_type": "moonshine", "is_encoder_decoder": true, "hidden_size": 416,
+        "decoder_num_attention_heads": 8, "decoder_num_hidden_layers": 8, "decoder_num_key_value_heads": 4}"#;
+    let wishes = Wishes {
+        encoder_tokens: Some(197),
+        ..WISHES
+    };
+    for (text, expected) in [
+        (beside(gpt2), "12 full 12x64; 12 encoder 12x64"),
+        (
+            beside(t5gemma),
+            "1 window 4096 4x256; 2 encoder 4x256; 1 full 4x256",
+        ),
+        (beside(mbart), "4 full 16x64; 4 encoder 16x64"),
+        (moonshine.to_owned(), "8 full 4x52; 8 encoder 4x52"),
+        (format!("{{{gpt2}}}"), "12 full 12x64"),
+    ] {
+        let described = read(&text, &wishes).unwrap_or_else(|error| panic!("{text}: {error}"));
+        assert_eq!(summary(&described), expected, "{text}");
+        if expected.contains("encoder") {
+            assert_eq!(described.encoder_tokens, 197);
+            let error = read(&text, &WISHES).unwrap_err();
+            assert!(error.0.contains("--encoder-tokens"), "{text}: {error}");
+        }
+    }
+    let notes = described("bart", 1).notes;
+    assert!(
+        notes
+            .iter()
+            .any(|note| note.contains("as many tokens as the decoder may have, 1024")),
+        "{notes:?}"
+    );
+}
+
+#[test]
+fn query_heads_that_ranks_do_not_divide_are_noted() {
+    let notes_on = |ranks| {
+        let wishes = Wishes {
+            tensor_parallel: ranks,
+            ..WISHES
+        };
+        let text = r#"{"model_type": "qwen2", "hidden_size": 3584, "num_attention_heads": 28,
+            "num_hidden_layers": 28, "num_key_value_heads": 4}"#;
+        read(text, &wishes).unwrap().notes.join("\n")
+    };
+    assert!(notes_on(8).contains("28 query heads cannot be divided over --tp 8"));
+    assert!(!notes_on(4).contains("cannot be divided"));
+}
+
 #[test]
 fn texts_that_are_no_config() {
     for text in [
