@@ -62,7 +62,7 @@ class MemoryCallbacks(Extensible):
 
 class CacheConfig(Extensible):
     _fields_ = [("struct_size", c_size_t), ("worker", c_size_t), ("memory", c_void_p),
-                ("num_blocks", c_uint64)]
+                ("num_blocks", c_uint64), ("flags", c_uint32), ("reserved0", c_uint32)]
 
 
 class Allocator:
