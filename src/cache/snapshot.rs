@@ -51,7 +51,7 @@ pub struct BlockBytes {
     pub content_bytes: u64,
     /// Pages are padded with them.
     pub padding_bytes: u64,
-    /// Bytes that other groups use and this one does not.
+    /// Bytes that this group does not use: other groups do, or nobody.
     pub unused_bytes: u64,
 }
 

@@ -64,8 +64,8 @@ pub struct kvpages_cache_snapshot {
     /// Of the bytes in use those that pages are padded with. 0 unless
     /// has_group_usage is 1.
     pub padding_bytes_in_use: u64,
-    /// Of the bytes in use those that other groups use, and the groups whose blocks
-    /// these are do not. 0 unless has_group_usage is 1.
+    /// Of the bytes in use those that the groups whose blocks these are do not use:
+    /// other groups do, or nobody. 0 unless has_group_usage is 1.
     pub unused_bytes_in_use: u64,
     /// blocks_in_use / num_blocks, 0 to 1.
     pub utilisation: f64,
@@ -97,7 +97,7 @@ pub struct kvpages_cache_group {
     pub content_bytes_per_block: u64,
     /// Bytes of a block that pages are padded with.
     pub padding_bytes_per_block: u64,
-    /// Bytes of a block that other groups use and this one does not.
+    /// Bytes of a block that this group does not use: other groups do, or nobody.
     pub unused_bytes_per_block: u64,
 }
 extensible!(kvpages_cache_group, unused_bytes_per_block: u64);
