@@ -116,6 +116,34 @@ void make_plan(Bytes& bytes, World& world) {
     }
 }
 
+// A plan of layers that fit each other, so that what is made of it is there to be mistreated.
+void make_sound_plan(Bytes& bytes, World& world) {
+    const support::Model layers = support::model();
+    const support::Backend kernels = support::backend(bytes.ConsumeBool() ? support::kv_first
+                                                                          : support::packed_nhd);
+    support::add(layers, "layers.0", support::full(16, 2, 8), kernels);
+    support::State state;
+    state.add(KVPAGES_DTYPE_F32, {5, 3}).add(KVPAGES_DTYPE_BF16, {7}).padded(1024);
+    switch (bytes.ConsumeIntegralInRange<int>(0, 3)) {
+        case 0: support::add(layers, "layers.1", support::sliding(32, 16, 2, 8), kernels); break;
+        case 1: support::add(layers, "layers.1", state.spec(), support::state_backend()); break;
+        case 2: support::add(layers, "layers.1", support::full(16, 2, 8)); break;
+        default: support::share(layers, "layers.1", "layers.0", kernels); break;
+    }
+    kvpages_plan_config config = KVPAGES_PLAN_CONFIG_INIT;
+    config.policy = bytes.ConsumeBool() ? KVPAGES_POLICY_COMPACT : KVPAGES_POLICY_REFERENCE;
+    config.max_model_len = 1;
+    config.flags = KVPAGES_PLAN_OVERRIDE_NUM_BLOCKS;
+    config.flags |= bytes.ConsumeBool() ? KVPAGES_PLAN_CROSS_LAYER_BLOCKS + 0u : 0u;
+    config.num_blocks_override = bytes.ConsumeIntegralInRange<std::uint64_t>(1, 6);
+    const kvpages_worker worker{layers.get(), 0};
+    kvpages_plan* raw = nullptr;
+    FUZZ_CHECK(ok(kvpages_plan_create(&config, &worker, 1, &raw, nullptr)) == (raw != nullptr));
+    if (raw != nullptr) {
+        keep(bytes, world.plans, support::Plan(raw));
+    }
+}
+
 void make_plan_from_parts(Bytes& bytes, World& world) {
     const support::Model* const model = pick(bytes, world.models);
     if (model == nullptr) {
@@ -215,7 +243,8 @@ void make_export(Bytes& bytes, World& world) {
         return;
     }
     const kvpages_cache* const handle = (*cache)->handle.get();
-    const std::size_t layer = number(bytes, 5), view = number(bytes, 1);
+    const std::size_t layer = number(bytes, kvpages_cache_num_layers(handle));
+    const std::size_t view = number(bytes, 1);
     Exported made;
     made.buffer = (*cache)->buffer;
     made.can_grow = (*cache)->can_grow;
@@ -670,7 +699,7 @@ void make(Bytes& bytes, World& world) {
     switch (bytes.ConsumeIntegralInRange<int>(0, 10)) {
         case 0: keep(bytes, world.models, fuzz::make_model(bytes, 6)); break;
         case 1:
-        case 2: make_plan(bytes, world); break;
+        case 2: bytes.ConsumeBool() ? make_plan(bytes, world) : make_sound_plan(bytes, world); break;
         case 3: make_plan_from_parts(bytes, world); break;
         case 4:
         case 5: make_cache(bytes, world); break;
@@ -726,8 +755,10 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     {
         World world;
         keep(bytes, world.models, fuzz::make_model(bytes, 6));
-        make_plan(bytes, world);
+        bytes.ConsumeBool() ? make_plan(bytes, world) : make_sound_plan(bytes, world);
         make_cache(bytes, world);
+        make_ops(bytes, world);
+        make_export(bytes, world);
         for (int i = 0; i < 200 && bytes.remaining_bytes() > 0; ++i) {
             call(bytes, world);
         }
