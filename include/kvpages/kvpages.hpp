@@ -292,7 +292,7 @@ public:
     /// Takes a message, from any thread that is in a call of kvpages, and from several at once. What
     /// it throws is dropped. It must not wait for another thread that calls kvpages.
     /// @param level    How much it matters.
-    /// @param message  One line, NUL-terminated, during the call only.
+    /// @param message  One line, or several of an explanation, NUL-terminated, during the call only.
     virtual void log(LogLevel level, const char* message) = 0;
 
 protected:
