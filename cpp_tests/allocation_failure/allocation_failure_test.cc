@@ -307,6 +307,43 @@ TEST(AllocationFailure, CachesThatArePoisoned) {
     EXPECT_EQ(now.generation, before.generation + 1);
 }
 
+// Who watches an engine asks for them when memory is short, too.
+TEST(AllocationFailure, TextsOfSnapshots) {
+    const Model layers = model();
+    const Backend kernels = backend(packed_nhd);
+    for (int layer = 0; layer < 1000; ++layer) {
+        add(layers, "layers." + std::to_string(layer), full(16, 2, 8), kernels);
+    }
+    const Cache pages = cache(plan_of_blocks(layers, 2));
+    std::string text(1 << 20, '\0');
+    std::size_t length = 7;
+    EXPECT_GE(refuse_each(
+                  [&] {
+                      return kvpages_cache_copy_snapshot(pages.get(), nullptr, &text[0],
+                                                         text.size(), &length);
+                  },
+                  [&] { EXPECT_EQ(length, 0u); }),
+              1u);
+    EXPECT_GT(length, kLarge);
+
+    const std::vector<kvpages_table_group> groups(1000, {16, 16, 4, 0, 0});
+    kvpages_tables_config config = KVPAGES_TABLES_CONFIG_INIT;
+    config.groups = groups.data();
+    config.num_groups = groups.size();
+    config.max_requests = 1;
+    config.max_tokens = 16;
+    kvpages_tables* raw = nullptr;
+    must(kvpages_tables_create(&config, &raw));
+    const std::unique_ptr<kvpages_tables, Destroy<kvpages_tables, kvpages_tables_destroy>> tables(raw);
+    EXPECT_GE(refuse_each(
+                  [&] {
+                      return kvpages_tables_copy_snapshot(raw, &text[0], text.size(), &length);
+                  },
+                  [&] { EXPECT_EQ(length, 0u); }),
+              1u);
+    EXPECT_GT(length, kLarge);
+}
+
 // What all of the tests above refused; last, since it says something of them.
 TEST(AllocationFailure, ZPointsInAll) {
     std::printf("  %zu allocations refused in all\n", num_refused_in_all);

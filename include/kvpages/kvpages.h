@@ -6389,6 +6389,7 @@ kvpages_status kvpages_cache_get_snapshot(const struct kvpages_cache *cache,
  * @param[out] out_length  Bytes of the text without the NUL, also when it does not
  *                    fit. Not NULL.
  * @retval KVPAGES_STATUS_BUFFER_TOO_SMALL  It does not fit.
+ * @retval KVPAGES_STATUS_OUT_OF_HOST_MEMORY  There is no room for it on the host.
  * @retval KVPAGES_STATUS_INVALID_ARGUMENT  As kvpages_cache_get_snapshot().
  */
 KVPAGES_API
@@ -6439,6 +6440,7 @@ kvpages_status kvpages_tables_get_snapshot(const struct kvpages_tables *tables,
  * @param[out] out_length  Bytes of the text without the NUL, also when it does not
  *                    fit. Not NULL.
  * @retval KVPAGES_STATUS_BUFFER_TOO_SMALL  It does not fit.
+ * @retval KVPAGES_STATUS_OUT_OF_HOST_MEMORY  There is no room for it on the host.
  */
 KVPAGES_API
 KVPAGES_MUST_USE

@@ -223,6 +223,7 @@ pub unsafe extern "C" fn kvpages_cache_get_snapshot(
 /// @param[out] out_length  Bytes of the text without the NUL, also when it does not
 ///                    fit. Not NULL.
 /// @retval KVPAGES_STATUS_BUFFER_TOO_SMALL  It does not fit.
+/// @retval KVPAGES_STATUS_OUT_OF_HOST_MEMORY  There is no room for it on the host.
 /// @retval KVPAGES_STATUS_INVALID_ARGUMENT  As kvpages_cache_get_snapshot().
 #[must_use]
 #[unsafe(no_mangle)]
@@ -334,6 +335,7 @@ pub unsafe extern "C" fn kvpages_tables_get_snapshot(
 /// @param[out] out_length  Bytes of the text without the NUL, also when it does not
 ///                    fit. Not NULL.
 /// @retval KVPAGES_STATUS_BUFFER_TOO_SMALL  It does not fit.
+/// @retval KVPAGES_STATUS_OUT_OF_HOST_MEMORY  There is no room for it on the host.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvpages_tables_copy_snapshot(
@@ -348,7 +350,7 @@ pub unsafe extern "C" fn kvpages_tables_copy_snapshot(
             tables,
             input::cleared(out_length, "out_length"),
             |handle, length| {
-                let text = handle.tables.snapshot_json();
+                let text = handle.tables.snapshot_json()?;
                 input::copy_text_out(&text, buffer, capacity, length)
             },
         )
