@@ -22,6 +22,9 @@ public:
 
     void log(kvpages::LogLevel level, const char* message) override {
         text_ += std::to_string(static_cast<std::uint32_t>(level)) + " " + message + "\n";
+        CUcontext current = nullptr;
+        cuCtxGetCurrent(&current);
+        num_in_a_context_ += current != nullptr ? 1 : 0;
     }
 
     /// How often a text was said.
@@ -34,9 +37,12 @@ public:
         return found;
     }
     const std::string& text() const { return text_; }
+    /// Messages that came while a context was current, which is not the engine's own.
+    std::size_t num_in_a_context() const { return num_in_a_context_; }
 
 private:
     std::string text_;
+    std::size_t num_in_a_context_ = 0;
 };
 
 kvpages::Plan plan() {
@@ -73,6 +79,7 @@ TEST_F(CudaObserve, DevicesAndKernelsAreNamed) {
         EXPECT_EQ(recorder.count(" of PTX, which the driver compiles"), 1u) << recorder.text();
     }
     EXPECT_EQ(recorder.count("3 a cache is destroyed"), 1u);
+    EXPECT_EQ(recorder.num_in_a_context(), 0u) << recorder.text();
 }
 
 TEST_F(CudaObserve, MemoryThatADriverKeepsIsTold) {
@@ -86,6 +93,29 @@ TEST_F(CudaObserve, MemoryThatADriverKeepsIsTold) {
     EXPECT_EQ(recorder.count("\n1 the driver failed when 8388608 bytes of memory were given back: "
                              "cuMemFree_v2 failed"), 1u)
         << recorder.text();
+    EXPECT_EQ(recorder.num_in_a_context(), 0u) << recorder.text();
+}
+
+TEST_F(CudaObserve, MemoryThatIsOutOfReachIsTold) {
+    NEEDS_STANDIN("fails when it is told to");
+    Recorder recorder;
+    CUcontext primary = nullptr;
+    ASSERT_EQ(cuDevicePrimaryCtxRetain(&primary, 0), CUDA_SUCCESS);
+    CUdeviceptr lost = 0;
+    {
+        const kvpages::Cache cache = kvpages::Cache::allocate(plan(), kvpages::Memory::cuda({}));
+        lost = reinterpret_cast<CUdeviceptr>(cache.allocation(0).data);
+        // Its context cannot be entered, not even at the second try.
+        ASSERT_TRUE(standin_fail("cuCtxPushCurrent_v2", 1, CUDA_ERROR_UNKNOWN));
+        ASSERT_TRUE(standin_fail("cuCtxPushCurrent_v2", 2, CUDA_ERROR_UNKNOWN));
+    }
+    EXPECT_EQ(recorder.count("\n1 the driver failed when 8388608 bytes of memory were given back: "
+                             "cuCtxPushCurrent_v2 failed"), 1u)
+        << recorder.text();
+    EXPECT_EQ(cuCtxPushCurrent_v2(primary), CUDA_SUCCESS);
+    EXPECT_EQ(cuMemFree_v2(lost), CUDA_SUCCESS);
+    EXPECT_EQ(cuCtxPopCurrent_v2(&primary), CUDA_SUCCESS);
+    EXPECT_EQ(cuDevicePrimaryCtxRelease_v2(0), CUDA_SUCCESS);
 }
 
 TEST_F(CudaObserve, ASnapshotOfACacheIsOfTheDevicesMemory) {

@@ -35,6 +35,7 @@
 //! | module | what it knows |
 //! |---|---|
 //! | [`num`] | checked arithmetic |
+//! | [`json`] | texts that there may be no memory for |
 //! | [`log`] | messages to the engine's callback |
 //! | [`dtype`] | element types |
 //! | [`spec`] | what one layer stores: kinds, quantisation, page bytes, merging, demand |
@@ -61,6 +62,7 @@ pub mod descriptor;
 pub mod dlpack;
 pub mod dtype;
 pub mod ffi;
+pub mod json;
 mod kernels;
 pub mod log;
 pub mod memory;

@@ -10,6 +10,7 @@ use std::{fs, path::Path};
 /// A module of the crate and the others it may name, each listed above it.
 const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("num", &[]),
+    ("json", &[]),
     ("log", &[]),
     ("dtype", &["num"]),
     ("spec", &["num", "dtype"]),
@@ -22,7 +23,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ),
     ("cuda", &["num", "log"]),
     ("kernels", &["cuda"]),
-    ("tables", &["num", "cuda", "kernels"]),
+    ("tables", &["num", "json", "cuda", "kernels"]),
     ("memory", &["num", "log", "cuda"]),
     ("view", &["num", "dtype", "spec", "backend"]),
     ("descriptor", &["num", "dtype", "view"]),
@@ -43,6 +44,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
         "cache",
         &[
             "num",
+            "json",
             "dtype",
             "spec",
             "backend",
@@ -58,6 +60,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
         "ffi",
         &[
             "num",
+            "json",
             "log",
             "dtype",
             "spec",

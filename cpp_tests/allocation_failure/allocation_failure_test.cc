@@ -3,6 +3,7 @@
 // the system here; the first, the second, ... that is large is refused.
 #include "support/api.h"
 #include "support/descriptors.h"
+#include "support/dlpack_structs.h"
 #include "support/failure.h"
 
 #include <gtest/gtest.h>
@@ -24,6 +25,8 @@ namespace {
 // handle, a message or a name, is smaller, and is not refused: no program goes on without that.
 constexpr std::size_t kLarge = 64 << 10;
 
+// What is large: less where a call is to be refused whatever it asks for.
+std::size_t large = kLarge;
 // Large allocations since the last start, and which of them is refused; 0 for none.
 std::size_t num_large = 0;
 std::size_t refused = 0;
@@ -31,7 +34,7 @@ bool is_counting = false;
 std::size_t num_refused_in_all = 0;
 
 bool refuses(std::size_t bytes) {
-    if (!is_counting || bytes < kLarge) {
+    if (!is_counting || bytes < large) {
         return false;
     }
     ++num_large;
@@ -232,6 +235,113 @@ TEST(AllocationFailure, ListsOfTheCaller) {
         EXPECT_EQ(count, 0u);
     }
     EXPECT_NE(status, KVPAGES_STATUS_OUT_OF_HOST_MEMORY);
+}
+
+// Nothing of a tensor is large, and a consumer may ask for many: all that an export takes is refused. What
+// was taken of the cache goes back, or its memory would stay.
+TEST(AllocationFailure, ExportsAsDlpack) {
+    static int live;
+    live = 0;
+    kvpages_memory_callbacks callbacks = KVPAGES_MEMORY_CALLBACKS_INIT;
+    callbacks.allocate = [](void*, std::size_t bytes, std::size_t alignment, void** out) {
+        ++live;
+        return std::int32_t{posix_memalign(out, alignment, bytes)};
+    };
+    callbacks.release = [](void*, void* data, std::size_t) {
+        --live;
+        std::free(data);
+    };
+    kvpages_memory* memory = nullptr;
+    must(kvpages_memory_create_external(&callbacks, &memory));
+    Cache pages = cache(plan_of_blocks(two_kinds(), 3), Memory(memory));
+    DLManagedTensorVersioned* tensor = nullptr;
+    DLManagedTensor* unversioned = nullptr;
+    large = 1;
+    EXPECT_EQ(refuse_each([&] { return kvpages_cache_export_dlpack(pages.get(), 0, 0, 0, &tensor); },
+                          [&] { EXPECT_EQ(tensor, nullptr); }),
+              2u);
+    EXPECT_EQ(refuse_each(
+                  [&] {
+                      return kvpages_cache_export_dlpack_unversioned(pages.get(), 1, 0,
+                                                                     &unversioned);
+                  },
+                  [&] { EXPECT_EQ(unversioned, nullptr); }),
+              2u);
+    large = kLarge;
+    EXPECT_GE(live, 1);
+    pages.reset();
+    EXPECT_GE(live, 1);
+    kvpages_dlpack_destroy(tensor);
+    EXPECT_GE(live, 1);
+    kvpages_dlpack_destroy_unversioned(unversioned);
+    EXPECT_EQ(live, 0);
+}
+
+// Blocks that are poisoned when they come.
+TEST(AllocationFailure, CachesThatArePoisoned) {
+    const Plan planned = plan_of_blocks(two_kinds(), 6000);
+    const Memory memory = host_memory();
+    kvpages_cache_config config = KVPAGES_CACHE_CONFIG_INIT;
+    config.memory = memory.get();
+    config.num_blocks = 2;
+    config.flags = KVPAGES_CACHE_POISON;
+    kvpages_cache* made = nullptr;
+    EXPECT_GE(refuse_each([&] { return kvpages_cache_create(planned.get(), &config, &made, nullptr); },
+                          [&] { EXPECT_EQ(made, nullptr); }),
+              1u);
+    const Cache cache(made);
+    kvpages_cache_snapshot before = KVPAGES_CACHE_SNAPSHOT_INIT;
+    must(kvpages_cache_get_snapshot(made, nullptr, &before));
+    const auto expect_as_before = [&] {
+        kvpages_cache_snapshot now = KVPAGES_CACHE_SNAPSHOT_INIT;
+        must(kvpages_cache_get_snapshot(made, nullptr, &now));
+        EXPECT_EQ(now.num_blocks, 2u);
+        EXPECT_EQ(now.generation, before.generation);
+        EXPECT_EQ(now.held_bytes, before.held_bytes);
+    };
+    EXPECT_GE(refuse_each([&] { return kvpages_cache_resize(made, 6000, nullptr, 0); },
+                          expect_as_before),
+              1u);
+    kvpages_cache_snapshot now = KVPAGES_CACHE_SNAPSHOT_INIT;
+    must(kvpages_cache_get_snapshot(made, nullptr, &now));
+    EXPECT_EQ(now.generation, before.generation + 1);
+}
+
+// Who watches an engine asks for them when memory is short, too.
+TEST(AllocationFailure, TextsOfSnapshots) {
+    const Model layers = model();
+    const Backend kernels = backend(packed_nhd);
+    for (int layer = 0; layer < 1000; ++layer) {
+        add(layers, "layers." + std::to_string(layer), full(16, 2, 8), kernels);
+    }
+    const Cache pages = cache(plan_of_blocks(layers, 2));
+    std::string text(1 << 20, '\0');
+    std::size_t length = 7;
+    EXPECT_GE(refuse_each(
+                  [&] {
+                      return kvpages_cache_copy_snapshot(pages.get(), nullptr, &text[0],
+                                                         text.size(), &length);
+                  },
+                  [&] { EXPECT_EQ(length, 0u); }),
+              1u);
+    EXPECT_GT(length, kLarge);
+
+    const std::vector<kvpages_table_group> groups(1000, {16, 16, 4, 0, 0});
+    kvpages_tables_config config = KVPAGES_TABLES_CONFIG_INIT;
+    config.groups = groups.data();
+    config.num_groups = groups.size();
+    config.max_requests = 1;
+    config.max_tokens = 16;
+    kvpages_tables* raw = nullptr;
+    must(kvpages_tables_create(&config, &raw));
+    const std::unique_ptr<kvpages_tables, Destroy<kvpages_tables, kvpages_tables_destroy>> tables(raw);
+    EXPECT_GE(refuse_each(
+                  [&] {
+                      return kvpages_tables_copy_snapshot(raw, &text[0], text.size(), &length);
+                  },
+                  [&] { EXPECT_EQ(length, 0u); }),
+              1u);
+    EXPECT_GT(length, kLarge);
 }
 
 // What all of the tests above refused; last, since it says something of them.

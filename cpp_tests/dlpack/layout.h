@@ -1,5 +1,5 @@
 /* Where dlpack.h 1.x has its fields, and its numbers, on machines of 64 bits. Checked of the structs
- * that the tests use (support/dlpack.h) and of the real header (real_header.h). */
+ * that the tests use (support/dlpack_structs.h) and of the real header (real_header.h). */
 #ifndef KVPAGES_CPP_TESTS_DLPACK_LAYOUT_H
 #define KVPAGES_CPP_TESTS_DLPACK_LAYOUT_H
 

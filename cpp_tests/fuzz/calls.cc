@@ -3,6 +3,7 @@
 // is nobody's is not touched, which the sanitizer watches.
 #include <cstring>
 
+#include "support/dlpack_structs.h"
 #include "world.h"
 
 namespace {
@@ -18,14 +19,29 @@ using Attention = Owned<kvpages_attention, kvpages_attention_destroy>;
 using Descriptor = Owned<kvpages_descriptor, kvpages_descriptor_destroy>;
 using Reshard = Owned<kvpages_reshard, kvpages_reshard_destroy>;
 
+void call_deleter(DLManagedTensorVersioned* tensor) { tensor->deleter(tensor); }
+
 // A cache and the buffer that it may lie in, which must outlive it.
 struct Cache {
     std::shared_ptr<std::vector<unsigned char>> buffer;
     support::Cache handle;
+    bool can_grow = false;
 };
 struct Ops {
     std::shared_ptr<Cache> cache;
     support::Ops handle;
+};
+
+// A view that is handed out, in either form. It keeps the cache's memory, and not the cache.
+struct Exported {
+    std::shared_ptr<std::vector<unsigned char>> buffer;
+    bool can_grow = false;
+    Owned<DLManagedTensorVersioned, call_deleter> versioned;
+    Owned<DLManagedTensor, kvpages_dlpack_destroy_unversioned> unversioned;
+
+    const DLTensor& tensor() const {
+        return versioned != nullptr ? versioned->dl_tensor : unversioned->dl_tensor;
+    }
 };
 
 struct World {
@@ -38,6 +54,9 @@ struct World {
     std::vector<Attention> attentions;
     std::vector<Descriptor> descriptors;
     std::vector<Reshard> reshards;
+    std::vector<Exported> exports;
+    // What the log callback that is set counts into.
+    std::unique_ptr<std::uint64_t> messages;
     int live_callbacks = 0;
 };
 
@@ -92,6 +111,34 @@ void make_plan(Bytes& bytes, World& world) {
     kvpages_plan* raw = nullptr;
     const std::size_t workers = bytes.ConsumeIntegral<std::uint8_t>() < 8 ? 0 : 1;
     FUZZ_CHECK(ok(kvpages_plan_create(&config, &worker, workers, &raw, nullptr)) == (raw != nullptr));
+    if (raw != nullptr) {
+        keep(bytes, world.plans, support::Plan(raw));
+    }
+}
+
+// A plan of layers that fit each other, so that what is made of it is there to be mistreated.
+void make_sound_plan(Bytes& bytes, World& world) {
+    const support::Model layers = support::model();
+    const support::Backend kernels = support::backend(bytes.ConsumeBool() ? support::kv_first
+                                                                          : support::packed_nhd);
+    support::add(layers, "layers.0", support::full(16, 2, 8), kernels);
+    support::State state;
+    state.add(KVPAGES_DTYPE_F32, {5, 3}).add(KVPAGES_DTYPE_BF16, {7}).padded(1024);
+    switch (bytes.ConsumeIntegralInRange<int>(0, 3)) {
+        case 0: support::add(layers, "layers.1", support::sliding(32, 16, 2, 8), kernels); break;
+        case 1: support::add(layers, "layers.1", state.spec(), support::state_backend()); break;
+        case 2: support::add(layers, "layers.1", support::full(16, 2, 8)); break;
+        default: support::share(layers, "layers.1", "layers.0", kernels); break;
+    }
+    kvpages_plan_config config = KVPAGES_PLAN_CONFIG_INIT;
+    config.policy = bytes.ConsumeBool() ? KVPAGES_POLICY_COMPACT : KVPAGES_POLICY_REFERENCE;
+    config.max_model_len = 1;
+    config.flags = KVPAGES_PLAN_OVERRIDE_NUM_BLOCKS;
+    config.flags |= bytes.ConsumeBool() ? KVPAGES_PLAN_CROSS_LAYER_BLOCKS + 0u : 0u;
+    config.num_blocks_override = bytes.ConsumeIntegralInRange<std::uint64_t>(1, 6);
+    const kvpages_worker worker{layers.get(), 0};
+    kvpages_plan* raw = nullptr;
+    FUZZ_CHECK(ok(kvpages_plan_create(&config, &worker, 1, &raw, nullptr)) == (raw != nullptr));
     if (raw != nullptr) {
         keep(bytes, world.plans, support::Plan(raw));
     }
@@ -179,13 +226,49 @@ void make_cache(Bytes& bytes, World& world) {
     config.memory = memory.get();
     config.worker = bytes.ConsumeIntegral<std::uint8_t>() < 8 ? 1 : 0;
     config.num_blocks = bytes.ConsumeBool() ? 0 : number(bytes, 6);
+    config.flags = bytes.ConsumeIntegralInRange<std::uint32_t>(0, 2);
     kvpages_cache* raw = nullptr;
     std::uint64_t needed = 0;
     FUZZ_CHECK(ok(kvpages_cache_create(plan->get(), &config, &raw, &needed)) == (raw != nullptr));
     cache->handle.reset(raw);
+    cache->can_grow = config.num_blocks != 0;
     if (raw != nullptr) {
         keep(bytes, world.caches, std::move(cache));
     }
+}
+
+void make_export(Bytes& bytes, World& world) {
+    const std::shared_ptr<Cache>* const cache = pick(bytes, world.caches);
+    if (cache == nullptr) {
+        return;
+    }
+    const kvpages_cache* const handle = (*cache)->handle.get();
+    const std::size_t layer = number(bytes, kvpages_cache_num_layers(handle));
+    const std::size_t view = number(bytes, 1);
+    Exported made;
+    made.buffer = (*cache)->buffer;
+    made.can_grow = (*cache)->can_grow;
+    if (bytes.ConsumeBool()) {
+        DLManagedTensor* raw = nullptr;
+        FUZZ_CHECK(ok(kvpages_cache_export_dlpack_unversioned(handle, layer, view, &raw)) ==
+                   (raw != nullptr));
+        made.unversioned.reset(raw);
+    } else {
+        DLManagedTensorVersioned* raw = nullptr;
+        const auto flags = bytes.ConsumeIntegralInRange<std::uint32_t>(0, 2);
+        FUZZ_CHECK(ok(kvpages_cache_export_dlpack(handle, layer, view, flags, &raw)) ==
+                   (raw != nullptr));
+        FUZZ_CHECK(raw == nullptr || raw->flags == flags);
+        made.versioned.reset(raw);
+    }
+    if (made.versioned == nullptr && made.unversioned == nullptr) {
+        return;
+    }
+    kvpages_tensor seen{};
+    FUZZ_CHECK(ok(kvpages_cache_get_view(handle, layer, view, &seen)));
+    FUZZ_CHECK(made.tensor().data == seen.data || made.tensor().data == nullptr);
+    FUZZ_CHECK(made.tensor().ndim == static_cast<std::int32_t>(seen.ndim));
+    keep(bytes, world.exports, std::move(made));
 }
 
 void make_ops(Bytes& bytes, World& world) {
@@ -317,6 +400,116 @@ void make_reshard(Bytes& bytes, World& world) {
 
 // --- what is done ----------------------------------------------------------------------------------
 
+// Writes the first element of a tensor, whose cache may be gone, and the last one where it has memory.
+void write_export(Bytes& bytes, World& world) {
+    const Exported* const exported = pick(bytes, world.exports);
+    if (exported == nullptr) {
+        return;
+    }
+    const DLTensor& tensor = exported->tensor();
+    bool has_elements = true;
+    std::int64_t last = 0;
+    for (std::int32_t dim = 0; dim < tensor.ndim; ++dim) {
+        has_elements = has_elements && tensor.shape[dim] > 0;
+        last += (tensor.shape[dim] - 1) * tensor.strides[dim];
+    }
+    FUZZ_CHECK(has_elements == (tensor.data != nullptr));
+    if (!has_elements) {
+        return;
+    }
+    const std::int64_t element_bytes = tensor.dtype.bits * tensor.dtype.lanes / 8;
+    auto* const data = static_cast<unsigned char*>(tensor.data);
+    std::memset(data, 1, static_cast<std::size_t>(element_bytes));
+    if (!exported->can_grow) {
+        std::memset(data + last * element_bytes, 2, static_cast<std::size_t>(element_bytes));
+    }
+}
+
+// Asks for a text of a length that is not known, in too little room or in enough.
+template <typename Copy>
+void copy_text(Bytes& bytes, const Copy& copy) {
+    std::size_t length = 0;
+    if (copy(nullptr, std::size_t{0}, &length) != KVPAGES_STATUS_BUFFER_TOO_SMALL) {
+        return;
+    }
+    FUZZ_CHECK(length > 0);
+    const std::size_t capacity = bytes.ConsumeBool() ? length + 1 : number(bytes, 100) % (length + 1);
+    std::vector<char> text(capacity);
+    FUZZ_CHECK(ok(copy(text.data(), capacity, &length)) == (capacity > length));
+    FUZZ_CHECK(capacity <= length || std::strlen(text.data()) == length);
+}
+
+void look_at_cache(Bytes& bytes, const Cache& cache) {
+    const kvpages_cache* const handle = cache.handle.get();
+    std::uint64_t counts[3];
+    for (std::uint64_t& count : counts) {
+        count = number(bytes, 4);
+    }
+    kvpages_cache_usage usage = KVPAGES_CACHE_USAGE_INIT;
+    usage.blocks_in_use = counts;
+    usage.num_counts = bytes.ConsumeIntegralInRange<std::size_t>(0, 3);
+    const kvpages_cache_usage* const told = bytes.ConsumeBool() ? nullptr : &usage;
+    kvpages_cache_snapshot now = KVPAGES_CACHE_SNAPSHOT_INIT;
+    if (!ok(kvpages_cache_get_snapshot(handle, told, &now))) {
+        return;
+    }
+    FUZZ_CHECK(now.num_blocks == kvpages_cache_num_blocks(handle));
+    FUZZ_CHECK(now.num_blocks <= now.max_blocks);
+    FUZZ_CHECK(now.block_bytes <= now.held_bytes && now.held_bytes >= now.bytes_in_use);
+    FUZZ_CHECK(now.blocks_in_use <= now.num_blocks);
+    FUZZ_CHECK(now.utilisation >= 0.0 && now.utilisation <= 1.0);
+    const std::uint64_t parts =
+        now.content_bytes_in_use + now.padding_bytes_in_use + now.unused_bytes_in_use;
+    FUZZ_CHECK(now.has_group_usage == 1 ? parts >= now.bytes_in_use : parts == 0);
+    copy_text(bytes, [&](char* text, std::size_t capacity, std::size_t* length) {
+        return kvpages_cache_copy_snapshot(handle, told, text, capacity, length);
+    });
+    const std::uint64_t number_of_group = number(bytes, 3);
+    kvpages_cache_group group = KVPAGES_CACHE_GROUP_INIT;
+    FUZZ_CHECK(ok(kvpages_cache_get_group(handle, number_of_group, &group)) ==
+               (number_of_group < now.num_groups));
+}
+
+void look_at_tables(Bytes& bytes, const kvpages_tables* tables) {
+    kvpages_tables_snapshot now = KVPAGES_TABLES_SNAPSHOT_INIT;
+    FUZZ_CHECK(ok(kvpages_tables_get_snapshot(tables, &now)));
+    FUZZ_CHECK(now.generation >= 1 && now.rows_in_use <= now.max_requests);
+    FUZZ_CHECK(now.num_entries <= now.max_entries && now.batch_tokens <= now.max_tokens);
+    FUZZ_CHECK(now.pending_rows <= now.max_requests * now.num_groups);
+    copy_text(bytes, [&](char* text, std::size_t capacity, std::size_t* length) {
+        return kvpages_tables_copy_snapshot(tables, text, capacity, length);
+    });
+}
+
+void look(Bytes& bytes, World& world) {
+    if (const std::shared_ptr<Cache>* const cache = pick(bytes, world.caches)) {
+        look_at_cache(bytes, **cache);
+    }
+    if (const Tables* const tables = pick(bytes, world.tables)) {
+        look_at_tables(bytes, tables->get());
+    }
+}
+
+// Calls the library as a callback may, and tries what it must not.
+void listen(void* user, std::uint32_t level, const char* message) {
+    FUZZ_CHECK(level >= KVPAGES_LOG_LEVEL_WARN && level <= KVPAGES_LOG_LEVEL_DEBUG);
+    *static_cast<std::uint64_t*>(user) += std::strlen(message);
+    kvpages_memory* memory = nullptr;
+    FUZZ_CHECK(ok(kvpages_memory_create_host(&memory)));
+    kvpages_memory_destroy(memory);
+    FUZZ_CHECK(!ok(kvpages_set_log_callback(KVPAGES_LOG_LEVEL_OFF, nullptr, nullptr)));
+}
+
+// Another log callback, or none; what the one before counted into goes.
+void set_log(Bytes& bytes, World& world) {
+    auto messages = std::make_unique<std::uint64_t>(0);
+    const auto level = bytes.ConsumeIntegralInRange<std::uint32_t>(0, 4);
+    const bool is_set = bytes.ConsumeBool();
+    if (ok(kvpages_set_log_callback(level, is_set ? listen : nullptr, messages.get()))) {
+        world.messages = std::move(messages);
+    }
+}
+
 void resize(Bytes& bytes, World& world) {
     if (const std::shared_ptr<Cache>* const cache = pick(bytes, world.caches)) {
         const auto in_use = ids(bytes, 4);
@@ -437,7 +630,8 @@ void operate(Bytes& bytes, World& world) {
     const kvpages_block_selection* const chosen = bytes.ConsumeBool() ? nullptr : &selection;
     if (bytes.ConsumeBool()) {
         const auto blocks = ids(bytes, 5);
-        ok(kvpages_ops_zero_blocks(ops->handle.get(), blocks.data(), blocks.size(), chosen, nullptr));
+        const auto fill = bytes.ConsumeBool() ? kvpages_ops_zero_blocks : kvpages_ops_poison_blocks;
+        ok(fill(ops->handle.get(), blocks.data(), blocks.size(), chosen, nullptr));
         return;
     }
     std::vector<kvpages_block_copy> copies(bytes.ConsumeIntegralInRange<std::size_t>(0, 5));
@@ -502,16 +696,17 @@ void reshard(Bytes& bytes, World& world) {
 }
 
 void make(Bytes& bytes, World& world) {
-    switch (bytes.ConsumeIntegralInRange<int>(0, 9)) {
+    switch (bytes.ConsumeIntegralInRange<int>(0, 10)) {
         case 0: keep(bytes, world.models, fuzz::make_model(bytes, 6)); break;
         case 1:
-        case 2: make_plan(bytes, world); break;
+        case 2: bytes.ConsumeBool() ? make_plan(bytes, world) : make_sound_plan(bytes, world); break;
         case 3: make_plan_from_parts(bytes, world); break;
         case 4:
         case 5: make_cache(bytes, world); break;
         case 6: make_ops(bytes, world); break;
         case 7: make_tables(bytes, world); break;
         case 8: make_attention(bytes, world); break;
+        case 9: make_export(bytes, world); break;
         default:
             bytes.ConsumeBool() ? make_descriptor(bytes, world) : make_reshard(bytes, world);
             break;
@@ -519,7 +714,7 @@ void make(Bytes& bytes, World& world) {
 }
 
 void destroy(Bytes& bytes, World& world) {
-    switch (bytes.ConsumeIntegralInRange<int>(0, 7)) {
+    switch (bytes.ConsumeIntegralInRange<int>(0, 8)) {
         case 0: drop(bytes, world.models); break;
         case 1: drop(bytes, world.plans); break;
         case 2: drop(bytes, world.caches); break;
@@ -527,12 +722,13 @@ void destroy(Bytes& bytes, World& world) {
         case 4: drop(bytes, world.tables); break;
         case 5: drop(bytes, world.attentions); break;
         case 6: drop(bytes, world.descriptors); break;
+        case 7: drop(bytes, world.exports); break;
         default: drop(bytes, world.reshards); break;
     }
 }
 
 void call(Bytes& bytes, World& world) {
-    switch (bytes.ConsumeIntegralInRange<int>(0, 11)) {
+    switch (bytes.ConsumeIntegralInRange<int>(0, 14)) {
         case 0:
         case 1:
         case 2: make(bytes, world); break;
@@ -544,6 +740,9 @@ void call(Bytes& bytes, World& world) {
         case 8: step(bytes, world); break;
         case 9: operate(bytes, world); break;
         case 10: write_and_gather(bytes, world); break;
+        case 11: write_export(bytes, world); break;
+        case 12: look(bytes, world); break;
+        case 13: set_log(bytes, world); break;
         default: reshard(bytes, world); break;
     }
 }
@@ -556,13 +755,21 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     {
         World world;
         keep(bytes, world.models, fuzz::make_model(bytes, 6));
-        make_plan(bytes, world);
+        bytes.ConsumeBool() ? make_plan(bytes, world) : make_sound_plan(bytes, world);
         make_cache(bytes, world);
+        make_ops(bytes, world);
+        make_export(bytes, world);
         for (int i = 0; i < 200 && bytes.remaining_bytes() > 0; ++i) {
             call(bytes, world);
         }
         world.ops.clear();
         world.caches.clear();
+        // What was handed out is there still.
+        while (!world.exports.empty()) {
+            write_export(bytes, world);
+            world.exports.pop_back();
+        }
+        FUZZ_CHECK(ok(kvpages_set_log_callback(KVPAGES_LOG_LEVEL_OFF, nullptr, nullptr)));
         left = world.live_callbacks;
     }
     FUZZ_CHECK(left == 0);

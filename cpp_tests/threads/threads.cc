@@ -1,5 +1,6 @@
 // What the header says of threads: many read one plan, one cache and one set of operations while one
-// changes tables, others make and destroy handles of the same plan, and errors are each thread's own.
+// changes tables, others make and destroy handles of the same plan, and errors are each thread's own. Views
+// are handed out and given back, and the log callback comes and goes meanwhile.
 // scripts/test tsan runs it with a library that ThreadSanitizer watches.
 #include "support/world.h"
 
@@ -50,12 +51,45 @@ void read(const World& world, const std::string& explanation_text) {
     MUST(std::string(kvpages_last_error_kind()) == "not_found");
 }
 
+// Numbers of a cache that others read too, and a tensor of it that this thread gives back.
+void look(const kvpages_cache* cache) {
+    kvpages_cache_snapshot now = KVPAGES_CACHE_SNAPSHOT_INIT;
+    MUST(kvpages_cache_get_snapshot(cache, nullptr, &now) == KVPAGES_STATUS_OK);
+    MUST(now.generation == 1 && now.num_blocks == kvpages_cache_num_blocks(cache));
+    DLManagedTensorVersioned* tensor = nullptr;
+    MUST(kvpages_cache_export_dlpack(cache, 0, 0, 0, &tensor) == KVPAGES_STATUS_OK);
+    kvpages_dlpack_destroy(tensor);
+}
+
+// A log callback that is set, called by other threads, and taken away before what it uses goes.
+void listen() {
+    struct Heard {
+        std::atomic<int> now{0};
+    };
+    const auto hear = [](void* user, std::uint32_t, const char* message) {
+        auto* const heard = static_cast<Heard*>(user);
+        ++heard->now;
+        MUST(message[0] != '\0');
+        --heard->now;
+    };
+    Heard heard;
+    MUST(kvpages_set_log_callback(KVPAGES_LOG_LEVEL_DEBUG, hear, &heard) == KVPAGES_STATUS_OK);
+    std::this_thread::yield();
+    MUST(kvpages_set_log_callback(KVPAGES_LOG_LEVEL_OFF, nullptr, nullptr) == KVPAGES_STATUS_OK);
+    MUST(heard.now == 0);
+}
+
 // A plan of the same layers, a cache and tables of it, of the thread's own.
 void make(const World& world) {
     const Plan own = plan({{world.layers.get(), 100000}}, world.config);
     const Cache of_shared = cache(world.planned, world.memory);
-    const Cache of_own = cache(own, world.memory);
+    Cache of_own = cache(own, world.memory);
     MUST(kvpages_cache_num_layers(of_shared.get()) == kvpages_cache_num_layers(of_own.get()));
+    DLManagedTensorVersioned* last = nullptr;
+    MUST(kvpages_cache_export_dlpack(of_own.get(), 0, 0, 0, &last) == KVPAGES_STATUS_OK);
+    of_own.reset();
+    // The memory goes here.
+    std::thread([last] { kvpages_dlpack_destroy(last); }).join();
 }
 
 // Steps of an engine; only this thread has the tables.
@@ -146,11 +180,13 @@ int main() {
         run([&world, &fresh, &text, &ops, thread] {
             read(world, text);
             read(fresh, text);
+            look(world.allocated.get());
             write(ops.get(), 0, thread + 1);
         });
     }
     run([tables] { step(tables); });
     run([&world] { make(world); });
+    run([] { listen(); });
     go.store(true);
     for (std::thread& thread : threads) {
         thread.join();

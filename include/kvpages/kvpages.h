@@ -3683,8 +3683,8 @@ typedef struct kvpages_cache_snapshot {
      */
     uint64_t padding_bytes_in_use;
     /**
-     * Of the bytes in use those that other groups use, and the groups whose blocks
-     * these are do not. 0 unless has_group_usage is 1.
+     * Of the bytes in use those that the groups whose blocks these are do not use:
+     * other groups do, or nobody. 0 unless has_group_usage is 1.
      */
     uint64_t unused_bytes_in_use;
     /**
@@ -3743,7 +3743,7 @@ typedef struct kvpages_cache_group {
      */
     uint64_t padding_bytes_per_block;
     /**
-     * Bytes of a block that other groups use and this one does not.
+     * Bytes of a block that this group does not use: other groups do, or nobody.
      */
     uint64_t unused_bytes_per_block;
 } kvpages_cache_group;
@@ -4365,7 +4365,8 @@ KVPAGES_API const char *kvpages_last_error_kind(void);
  * @param max_level  The least important messages that are wanted: one of
  *                   KVPAGES_LOG_LEVEL_*.
  * @param callback   NULL for none.
- * @param user       Handed to the callback. Kept until another callback is set.
+ * @param user       Handed to the callback. Kept until another callback is set, also
+ *                   by what is destroyed when the process ends.
  * @retval KVPAGES_STATUS_INVALID_ARGUMENT  The callback itself made this call (kind
  *         "log_callback_is_running"), or there is no such level.
  * @note A plan's message has numbers of its explanation. For the compact policy that
@@ -6389,6 +6390,7 @@ kvpages_status kvpages_cache_get_snapshot(const struct kvpages_cache *cache,
  * @param[out] out_length  Bytes of the text without the NUL, also when it does not
  *                    fit. Not NULL.
  * @retval KVPAGES_STATUS_BUFFER_TOO_SMALL  It does not fit.
+ * @retval KVPAGES_STATUS_OUT_OF_HOST_MEMORY  There is no room for it on the host.
  * @retval KVPAGES_STATUS_INVALID_ARGUMENT  As kvpages_cache_get_snapshot().
  */
 KVPAGES_API
@@ -6439,6 +6441,7 @@ kvpages_status kvpages_tables_get_snapshot(const struct kvpages_tables *tables,
  * @param[out] out_length  Bytes of the text without the NUL, also when it does not
  *                    fit. Not NULL.
  * @retval KVPAGES_STATUS_BUFFER_TOO_SMALL  It does not fit.
+ * @retval KVPAGES_STATUS_OUT_OF_HOST_MEMORY  There is no room for it on the host.
  */
 KVPAGES_API
 KVPAGES_MUST_USE

@@ -292,7 +292,7 @@ public:
     /// Takes a message, from any thread that is in a call of kvpages, and from several at once. What
     /// it throws is dropped. It must not wait for another thread that calls kvpages.
     /// @param level    How much it matters.
-    /// @param message  One line, NUL-terminated, during the call only.
+    /// @param message  One line, or several of an explanation, NUL-terminated, during the call only.
     virtual void log(LogLevel level, const char* message) = 0;
 
 protected:
@@ -325,7 +325,8 @@ inline void log(void* user, std::uint32_t level, const char* message) {
 
 /// Sends the messages of the process to `logger`, which is kept until another is set; to nobody with
 /// NULL. When it returns, the logger that was set before is not called any more, and may go.
-/// @param logger     Borrowed until another one is set. May be NULL.
+/// @param logger     Borrowed until another one is set, also by what is destroyed when the process ends:
+///                   one that is static has to be taken away first. May be NULL.
 /// @param max_level  Messages of this level and those that matter more are sent.
 /// @throws Error  INVALID_ARGUMENT: called from a logger.
 inline void set_logger(Logger* logger, LogLevel max_level = LogLevel::info) {

@@ -12,7 +12,7 @@ mod snapshot;
 pub use bind::{BindError, bind_layers, bind_order, layer_index};
 pub use blueprint::{Blueprint, BlueprintError, GroupSizes, LayerViews, Region};
 pub use describe::{DescribeError, Ranks};
-pub use snapshot::{BlockBytes, GroupSnapshot, Snapshot, Usage, UsageError};
+pub use snapshot::{BlockBytes, GroupSnapshot, Snapshot, SnapshotTextError, Usage, UsageError};
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};

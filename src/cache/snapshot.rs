@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use super::{Blueprint, Cache, Fresh, Region};
+use crate::json::{self, Each};
 use crate::memory::Place;
 
 /// The version of the JSON. Keys may be added to one version; none goes or changes its meaning.
@@ -51,7 +52,7 @@ pub struct BlockBytes {
     pub content_bytes: u64,
     /// Pages are padded with them.
     pub padding_bytes: u64,
-    /// Bytes that other groups use and this one does not.
+    /// Bytes that this group does not use: other groups do, or nobody.
     pub unused_bytes: u64,
 }
 
@@ -105,6 +106,17 @@ pub enum UsageError {
     },
 }
 
+/// Why there is no text of a snapshot.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SnapshotTextError {
+    /// What the caller told is not true.
+    #[error(transparent)]
+    Usage(#[from] UsageError),
+    /// The host has no memory for it.
+    #[error(transparent)]
+    NoMemory(#[from] json::NoMemory),
+}
+
 impl Cache {
     /// The cache in numbers. `in_use` says how many blocks hold something: nothing, one number for
     /// all groups together, or one for each group. Takes no memory and no lock.
@@ -125,20 +137,21 @@ impl Cache {
     }
 
     /// The same as one JSON object, with its groups, allocations and regions.
-    pub fn snapshot_json(&self, in_use: &[u64]) -> Result<String, UsageError> {
+    pub fn snapshot_json(&self, in_use: &[u64]) -> Result<String, SnapshotTextError> {
         let blueprint = self.blueprint();
         let is_by_group = in_use.len() == blueprint.num_groups();
-        let groups = (0..blueprint.num_groups()).map(|number| GroupObject {
+        let group_object = |number| GroupObject {
             group: blueprint.group_snapshot(number),
             blocks_in_use: in_use.get(number).copied().filter(|_| is_by_group),
-        });
-        let allocations = self
-            .allocations()
-            .iter()
-            .map(|allocation| AllocationObject {
+        };
+        let groups = || (0..blueprint.num_groups()).map(group_object);
+        let allocations = || {
+            let all = self.allocations().iter();
+            all.map(|allocation| AllocationObject {
                 size_bytes: allocation.bytes(),
                 held_bytes: allocation.held_bytes(),
-            });
+            })
+        };
         let whole = SnapshotObject {
             snapshot_version: VERSION,
             kind: "cache",
@@ -147,24 +160,23 @@ impl Cache {
                 Place::Cuda(context) => Some(context.ordinal()),
             },
             cache: self.snapshot(in_use)?,
-            groups: groups.collect(),
-            allocations: allocations.collect(),
+            groups: Each(groups),
+            allocations: Each(allocations),
             regions: blueprint.regions(),
         };
-        // Strings and numbers can always be written.
-        Ok(serde_json::to_string(&whole).unwrap_or_default())
+        Ok(json::text(&whole)?)
     }
 }
 
 #[derive(Serialize)]
-struct SnapshotObject<'a> {
+struct SnapshotObject<'a, G: Serialize, A: Serialize> {
     snapshot_version: u64,
     kind: &'static str,
     cuda_device: Option<u32>,
     #[serde(flatten)]
     cache: Snapshot,
-    groups: Vec<GroupObject>,
-    allocations: Vec<AllocationObject>,
+    groups: G,
+    allocations: A,
     regions: &'a [Region],
 }
 

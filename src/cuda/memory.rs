@@ -328,12 +328,12 @@ impl DeviceBuffer {
 impl Drop for DeviceBuffer {
     /// The driver waits for work that uses the memory.
     fn drop(&mut self) {
-        if let Ok(entered) = self.context.enter_to_release() {
+        let freed = self.context.enter_to_release().and_then(|entered| {
             let _beside = entered.beside_captures();
             // SAFETY: whoever owned the buffer does not use its memory any more.
-            let freed = unsafe { entered.free(self.address) };
-            tell_if_failed(freed, self.bytes);
-        }
+            unsafe { entered.free(self.address) }
+        });
+        tell_if_failed(freed, self.bytes);
     }
 }
 
@@ -378,16 +378,17 @@ impl PinnedBuffer {
 
 impl Drop for PinnedBuffer {
     fn drop(&mut self) {
-        if let Ok(entered) = self.context.enter_to_release() {
+        let freed = self.context.enter_to_release().and_then(|entered| {
             let _beside = entered.beside_captures();
             // SAFETY: whoever owned the buffer does not use its memory any more.
-            let freed = unsafe { entered.free_pinned(self.data) };
-            tell_if_failed(freed, self.bytes);
-        }
+            unsafe { entered.free_pinned(self.data) }
+        });
+        tell_if_failed(freed, self.bytes);
     }
 }
 
-/// Logs a failure to give memory back: nobody else hears of it.
+/// Logs a failure to give memory back: nobody else hears of it. Called outside the context, which is
+/// none of the callback's.
 fn tell_if_failed(freed: Result<(), CudaError>, bytes: usize) {
     if let Err(error) = freed {
         log::say(Level::Warn, || {

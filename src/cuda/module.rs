@@ -30,35 +30,36 @@ impl Context {
     /// The kernel `name` of an image, which is PTX text with a 0 at its end, or a cubin or a fatbin.
     /// The first kernel of an image loads it; that may compile PTX, and takes long.
     pub fn function(&self, image: &'static [u8], name: &CStr) -> Result<Function, CudaError> {
-        let entered = self.enter()?;
-        let _beside = entered.beside_captures()?;
-        let address = image.as_ptr() as usize;
-        let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut is_new = false;
-        let loaded = modules.iter().find(|(known, _)| *known == address);
-        let module = match loaded {
-            Some((_, module)) => module.0,
-            None => {
-                let mut module = ptr::null_mut();
-                call!(
-                    entered.driver(),
-                    cuModuleLoadData(&mut module, image.as_ptr().cast())
-                )?;
-                modules.push((address, Module(module)));
-                is_new = true;
-                module
-            }
-        };
-        drop(modules);
+        let (module, is_new) = self.module(image)?;
+        // Outside the context, which is none of the callback's.
         if is_new {
             self.tell_of_loading(image);
         }
+        let entered = self.enter()?;
         let mut function = ptr::null_mut();
         call!(
             entered.driver(),
             cuModuleGetFunction(&mut function, module, name.as_ptr())
         )?;
         Ok(Function(function))
+    }
+
+    /// The module of an image, and whether it was loaded just now.
+    fn module(&self, image: &'static [u8]) -> Result<(CUmodule, bool), CudaError> {
+        let entered = self.enter()?;
+        let _beside = entered.beside_captures()?;
+        let address = image.as_ptr() as usize;
+        let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, module)) = modules.iter().find(|(known, _)| *known == address) {
+            return Ok((module.0, false));
+        }
+        let mut module = ptr::null_mut();
+        call!(
+            entered.driver(),
+            cuModuleLoadData(&mut module, image.as_ptr().cast())
+        )?;
+        modules.push((address, Module(module)));
+        Ok((module, true))
     }
 
     /// Logs that kernels were loaded.

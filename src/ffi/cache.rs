@@ -44,7 +44,7 @@ impl Drop for CacheHandle {
             let bytes = self.cache.held_bytes();
             let is_used = Arc::strong_count(&self.cache) > 1;
             let kept = if is_used {
-                ", which operations on it keep"
+                ", which operations on it or tensors of DLPack keep"
             } else {
                 ""
             };

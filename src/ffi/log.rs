@@ -53,7 +53,8 @@ pub type kvpages_log_fn =
 /// @param max_level  The least important messages that are wanted: one of
 ///                   KVPAGES_LOG_LEVEL_*.
 /// @param callback   NULL for none.
-/// @param user       Handed to the callback. Kept until another callback is set.
+/// @param user       Handed to the callback. Kept until another callback is set, also
+///                   by what is destroyed when the process ends.
 /// @retval KVPAGES_STATUS_INVALID_ARGUMENT  The callback itself made this call (kind
 ///         "log_callback_is_running"), or there is no such level.
 /// @note A plan's message has numbers of its explanation. For the compact policy that

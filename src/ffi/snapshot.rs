@@ -64,8 +64,8 @@ pub struct kvpages_cache_snapshot {
     /// Of the bytes in use those that pages are padded with. 0 unless
     /// has_group_usage is 1.
     pub padding_bytes_in_use: u64,
-    /// Of the bytes in use those that other groups use, and the groups whose blocks
-    /// these are do not. 0 unless has_group_usage is 1.
+    /// Of the bytes in use those that the groups whose blocks these are do not use:
+    /// other groups do, or nobody. 0 unless has_group_usage is 1.
     pub unused_bytes_in_use: u64,
     /// blocks_in_use / num_blocks, 0 to 1.
     pub utilisation: f64,
@@ -97,7 +97,7 @@ pub struct kvpages_cache_group {
     pub content_bytes_per_block: u64,
     /// Bytes of a block that pages are padded with.
     pub padding_bytes_per_block: u64,
-    /// Bytes of a block that other groups use and this one does not.
+    /// Bytes of a block that this group does not use: other groups do, or nobody.
     pub unused_bytes_per_block: u64,
 }
 extensible!(kvpages_cache_group, unused_bytes_per_block: u64);
@@ -223,6 +223,7 @@ pub unsafe extern "C" fn kvpages_cache_get_snapshot(
 /// @param[out] out_length  Bytes of the text without the NUL, also when it does not
 ///                    fit. Not NULL.
 /// @retval KVPAGES_STATUS_BUFFER_TOO_SMALL  It does not fit.
+/// @retval KVPAGES_STATUS_OUT_OF_HOST_MEMORY  There is no room for it on the host.
 /// @retval KVPAGES_STATUS_INVALID_ARGUMENT  As kvpages_cache_get_snapshot().
 #[must_use]
 #[unsafe(no_mangle)]
@@ -334,6 +335,7 @@ pub unsafe extern "C" fn kvpages_tables_get_snapshot(
 /// @param[out] out_length  Bytes of the text without the NUL, also when it does not
 ///                    fit. Not NULL.
 /// @retval KVPAGES_STATUS_BUFFER_TOO_SMALL  It does not fit.
+/// @retval KVPAGES_STATUS_OUT_OF_HOST_MEMORY  There is no room for it on the host.
 #[must_use]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvpages_tables_copy_snapshot(
@@ -348,7 +350,7 @@ pub unsafe extern "C" fn kvpages_tables_copy_snapshot(
             tables,
             input::cleared(out_length, "out_length"),
             |handle, length| {
-                let text = handle.tables.snapshot_json();
+                let text = handle.tables.snapshot_json()?;
                 input::copy_text_out(&text, buffer, capacity, length)
             },
         )

@@ -4,10 +4,13 @@ use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char};
 
 use crate::backend::{BackendError, KernelBlockError, LayoutError, PresetError};
-use crate::cache::{BindError, BlueprintError, CacheError, DescribeError, UsageError};
+use crate::cache::{
+    BindError, BlueprintError, CacheError, DescribeError, SnapshotTextError, UsageError,
+};
 use crate::cuda::CudaError;
 use crate::descriptor::{DescriptorError, ReshardError};
 use crate::dlpack::NoMemory;
+use crate::json;
 use crate::log::FromWithin;
 use crate::memory::MemoryError;
 use crate::model::{ModelError, SharingError};
@@ -464,6 +467,21 @@ impl From<UsageError> for Failure {
             UsageError::TooMany { .. } => "too_many_blocks_in_use",
         };
         Failure::invalid(kind, error.to_string())
+    }
+}
+
+impl From<SnapshotTextError> for Failure {
+    fn from(error: SnapshotTextError) -> Failure {
+        match error {
+            SnapshotTextError::Usage(error) => error.into(),
+            SnapshotTextError::NoMemory(error) => error.into(),
+        }
+    }
+}
+
+impl From<json::NoMemory> for Failure {
+    fn from(error: json::NoMemory) -> Failure {
+        Failure::out_of_host_memory(error.to_string())
     }
 }
 

@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use super::{Place, Tables};
+use crate::json::{self, Each};
 
 /// The version of the JSON. Keys may be added to one version; none goes or changes its meaning.
 pub const VERSION: u64 = 1;
@@ -58,13 +59,13 @@ struct GroupSnapshot {
 }
 
 #[derive(Serialize)]
-struct SnapshotObject {
+struct SnapshotObject<G: Serialize> {
     snapshot_version: u64,
     kind: &'static str,
     cuda_device: Option<u32>,
     #[serde(flatten)]
     tables: Snapshot,
-    groups: Vec<GroupSnapshot>,
+    groups: G,
 }
 
 impl Tables {
@@ -108,18 +109,15 @@ impl Tables {
     }
 
     /// The same as one JSON object, with its groups.
-    pub fn snapshot_json(&self) -> String {
+    pub fn snapshot_json(&self) -> Result<String, json::NoMemory> {
         let whole = SnapshotObject {
             snapshot_version: VERSION,
             kind: "tables",
             cuda_device: self.device().map(|context| context.ordinal()),
             tables: self.snapshot(),
-            groups: (0..self.groups.len())
-                .map(|number| self.group_snapshot(number))
-                .collect(),
+            groups: Each(|| (0..self.groups.len()).map(|number| self.group_snapshot(number))),
         };
-        // Strings and numbers can always be written.
-        serde_json::to_string(&whole).unwrap_or_default()
+        json::text(&whole)
     }
 
     fn group_snapshot(&self, number: usize) -> GroupSnapshot {
