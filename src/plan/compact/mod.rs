@@ -190,17 +190,29 @@ fn searched(
         layouts
             .extend(splits.map(|(classes, split)| layout(whole, &kinds, &classes, &split, config)));
     }
+    cheapest(job, layouts, config, reference, &lengths, floor.as_ref())
+}
 
-    let mut merit = known.map(|plan| Merit::of(plan, &lengths));
+/// The cheapest of the reference's plan and of those of other layouts that reach the floor.
+fn cheapest(
+    job: &Job<'_>,
+    layouts: Vec<Layout<'_>>,
+    config: &PlanConfig,
+    reference: Result<Plan, PlanError>,
+    lengths: &Lengths,
+    floor: Option<&Floor>,
+) -> Result<Plan, PlanError> {
+    let known = reference.as_ref().ok().filter(|plan| contract::holds(plan));
+    let mut merit = known.map(|plan| Merit::of(plan, lengths));
     let mut best = reference;
     for layout in layouts {
         match finish(job, layout, config) {
             // What kernels could not read is no choice, whatever it holds.
             Ok(plan) if !contract::holds(&plan) => {}
             Ok(plan) => {
-                let of_plan = Merit::of(&plan, &lengths);
-                let is_enough = match &floor {
-                    Some(floor) => floor.is_reached(&plan, &lengths).unwrap_or(false),
+                let of_plan = Merit::of(&plan, lengths);
+                let is_enough = match floor {
+                    Some(floor) => floor.is_reached(&plan, lengths).unwrap_or(false),
                     None => true,
                 };
                 let is_better = merit
