@@ -178,14 +178,30 @@ public:
     kvpages_builder_callbacks callbacks() {
         auto made = sized<kvpages_builder_callbacks>();
         made.user = this;
-        made.create = create;
-        made.graph_support = support;
-        made.get_workspace = get_workspace;
-        made.set_workspace = set_workspace;
+        made.create = [](void* user, const kvpages_builder_info* info, void** out) {
+            return keep(user, [&] { return of(user)->create(*info, out); });
+        };
+        made.graph_support = [](void* user, void* builder, std::uint32_t* out) {
+            return keep(user, [&] {
+                *out = graph_support(made_builder(builder)->backend->at("cudagraph_support"));
+                return 0;
+            });
+        };
+        made.get_workspace = [](void* user, void* builder, void** out) {
+            return keep(user, [&] { return get_workspace(made_builder(builder), out); });
+        };
+        made.set_workspace = [](void* user, void* builder, void* workspace) {
+            return keep(user, [&] {
+                return set_workspace(made_builder(builder), *made_builder(workspace));
+            });
+        };
         made.build = [](void*, void*, const kvpages_common_metadata*, void*, void**) { return 0; };
-        made.destroy = [](void* user, void*) { --static_cast<Recorder*>(user)->alive_; };
+        made.destroy = [](void* user, void*) { --of(user)->alive_; };
         return made;
     }
+
+    // Of a call that runs the callbacks.
+    void check(kvpages_status status) { thrown_.check(status); }
 
     Json builders() const {
         Json all = Json::array();
@@ -201,36 +217,37 @@ private:
         Json record;
     };
 
-    static int32_t create(void* user, const kvpages_builder_info* info, void** out) {
-        auto* self = static_cast<Recorder*>(user);
+    static Recorder* of(void* user) { return static_cast<Recorder*>(user); }
+    static Builder* made_builder(void* raw) { return static_cast<Builder*>(raw); }
+
+    template <typename Body>
+    static std::int32_t keep(void* user, Body body) {
+        return of(user)->thrown_.keep(body);
+    }
+
+    std::int32_t create(const kvpages_builder_info& info, void** out) {
         Json names = Json::array();
-        for (std::size_t i = 0; i < info->num_layers; ++i) {
-            names.push_back(self->init_.layers().at(info->layers[i]).name);
+        for (std::size_t i = 0; i < info.num_layers; ++i) {
+            names.push_back(init_.layers().at(info.layers[i]).name);
         }
-        const std::string key = self->init_.key(names.at(0));
-        const Json& backend = self->init_.input().at("backends").at(key);
-        if (identity(backend) != info->backend_name) return 1;
+        const std::string key = init_.key(names.at(0));
+        const Json& backend = init_.input().at("backends").at(key);
+        if (identity(backend) != info.backend_name) return 1;
         auto builder = std::make_unique<Builder>();
-        builder->index = self->builders_.size();
+        builder->index = builders_.size();
         builder->backend = &backend;
         builder->record = {{"backend", key},
-                           {"spec", recorded(*info->spec, *self->init_.spec(names.at(0)))},
+                           {"spec", recorded(*info.spec, *init_.spec(names.at(0)))},
                            {"layer_names", names},
                            {"workspace", nullptr},
                            {"workspace_from", nullptr}};
         *out = builder.get();
-        self->builders_.push_back(std::move(builder));
-        ++self->alive_;
+        builders_.push_back(std::move(builder));
+        ++alive_;
         return 0;
     }
 
-    static int32_t support(void*, void* builder, uint32_t* out) {
-        *out = graph_support(static_cast<Builder*>(builder)->backend->at("cudagraph_support"));
-        return 0;
-    }
-
-    static int32_t get_workspace(void*, void* raw, void** out) {
-        auto* builder = static_cast<Builder*>(raw);
+    static std::int32_t get_workspace(Builder* builder, void** out) {
         const std::string kind = builder->backend->at("workspace");
         if (kind == "get" || kind == "get_and_set") {
             builder->record["workspace"] = "created";
@@ -239,12 +256,11 @@ private:
         return 0;
     }
 
-    static int32_t set_workspace(void*, void* raw, void* workspace) {
-        auto* builder = static_cast<Builder*>(raw);
+    static std::int32_t set_workspace(Builder* builder, const Builder& from) {
         const std::string kind = builder->backend->at("workspace");
         if (kind == "set" || kind == "get_and_set") {
             builder->record["workspace"] = "received";
-            builder->record["workspace_from"] = static_cast<Builder*>(workspace)->index;
+            builder->record["workspace_from"] = from.index;
         }
         return 0;
     }
@@ -252,6 +268,7 @@ private:
     const Init& init_;
     std::vector<std::unique_ptr<Builder>> builders_;
     int alive_ = 0;
+    Thrown thrown_;
 };
 
 Json attention_groups(const kvpages_attention* attention, const Init& init) {
@@ -298,7 +315,7 @@ Json run_init(const Json& input) {
         config.num_active_layers = active.size();
     }
     kvpages_attention* raw = nullptr;
-    check(kvpages_attention_create(plan.plan.get(), &config, &raw));
+    recorder.check(kvpages_attention_create(plan.plan.get(), &config, &raw));
     AttentionHandle attention(raw);
 
     Json kernel_blocks = Json::array();

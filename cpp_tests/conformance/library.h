@@ -6,6 +6,7 @@
 #include <exception>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "json.h"
 
@@ -30,6 +31,32 @@ private:
 
 // Throws LibraryError unless the call succeeded.
 void check(kvpages_status status);
+
+// What the callbacks of a call throw, since nothing may be thrown through the library.
+class Thrown {
+public:
+    // Runs the body of a callback.
+    template <typename Body>
+    std::int32_t keep(Body body) noexcept {
+        try {
+            return body();
+        } catch (...) {
+            thrown_ = std::current_exception();
+            return 1;
+        }
+    }
+
+    // Throws what a callback threw, or as conformance::check.
+    void check(kvpages_status status) {
+        if (thrown_ != nullptr) {
+            std::rethrow_exception(std::exchange(thrown_, nullptr));
+        }
+        conformance::check(status);
+    }
+
+private:
+    std::exception_ptr thrown_;
+};
 
 // A name that the library must know.
 std::string text(const char* name);

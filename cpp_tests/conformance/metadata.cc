@@ -172,20 +172,26 @@ public:
         auto made = sized<kvpages_builder_callbacks>();
         made.user = this;
         made.create = [](void* user, const kvpages_builder_info* info, void** out) {
-            auto* self = static_cast<Recorder*>(user);
-            self->groups_.push_back(info->group);
-            *out = reinterpret_cast<void*>(self->groups_.size());
-            return std::int32_t{0};
+            return keep(user, [&] {
+                std::vector<std::uint64_t>& groups = of(user)->groups_;
+                groups.push_back(info->group);
+                *out = reinterpret_cast<void*>(groups.size());
+                return 0;
+            });
         };
         made.build = [](void* user, void* builder, const kvpages_common_metadata* common,
                         void* extra, void** out) {
-            return static_cast<Recorder*>(user)->record(builder, common, extra, out, "build");
+            return keep(user, [&] {
+                return of(user)->record(builder, common, extra, out, "build");
+            });
         };
         made.build_for_capture = [](void* user, void* builder,
                                     const kvpages_common_metadata* common, void* extra,
                                     void** out) {
-            return static_cast<Recorder*>(user)->record(builder, common, extra, out,
-                                                        "build_for_cudagraph_capture");
+            return keep(user, [&] {
+                return of(user)->record(builder, common, extra, out,
+                                        "build_for_cudagraph_capture");
+            });
         };
         made.destroy = [](void*, void*) {};
         return made;
@@ -193,7 +199,17 @@ public:
 
     const Json& calls() const { return calls_; }
 
+    // Of a call that runs the callbacks.
+    void check(kvpages_status status) { thrown_.check(status); }
+
 private:
+    static Recorder* of(void* user) { return static_cast<Recorder*>(user); }
+
+    template <typename Body>
+    static std::int32_t keep(void* user, Body body) {
+        return of(user)->thrown_.keep(body);
+    }
+
     // Numbers that a case gives more of than the step's requests count are read through the
     // pointer as far as the case goes.
     std::size_t given(const char* field) const { return input_.at(field).size(); }
@@ -261,6 +277,7 @@ private:
     const Json& input_;
     std::vector<std::uint64_t> groups_;
     Json calls_ = Json::array();
+    Thrown thrown_;
 };
 
 template <typename T>
@@ -374,7 +391,7 @@ Json run_build(const Json& input) {
         step.builder_extra = builder_extra.data();
         step.num_builder_extra = builder_extra.size();
     }
-    check(kvpages_attention_build(attention.get(), &step));
+    recorder.check(kvpages_attention_build(attention.get(), &step));
 
     Json layers = Json::array();
     for (const Json& cache_group : groups) {
