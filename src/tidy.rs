@@ -26,7 +26,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("tables", &["num", "json", "cuda", "kernels"]),
     ("memory", &["num", "log", "cuda"]),
     ("view", &["num", "dtype", "spec", "backend"]),
-    ("descriptor", &["num", "dtype", "view"]),
+    ("descriptor", &["num", "json", "dtype", "view"]),
     ("dlpack", &["dtype", "memory", "view"]),
     (
         "ops",

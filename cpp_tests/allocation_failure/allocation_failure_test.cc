@@ -344,6 +344,25 @@ TEST(AllocationFailure, TextsOfSnapshots) {
     EXPECT_GT(length, kLarge);
 }
 
+TEST(AllocationFailure, TextsOfDescriptors) {
+    const Model layers = model();
+    const Backend kernels = backend(packed_nhd);
+    for (int layer = 0; layer < 200; ++layer) {
+        add(layers, "layers." + std::to_string(layer), full(16, 2, 8), kernels);
+    }
+    const Descriptor descriptor = descriptor_of(descriptor_json(cache(plan_of_blocks(layers, 2))));
+    std::string text(1 << 20, '\0');
+    std::size_t length = 7;
+    EXPECT_GE(refuse_each(
+                  [&] {
+                      return kvpages_descriptor_copy_json(descriptor.get(), &text[0], text.size(),
+                                                          &length);
+                  },
+                  [&] { EXPECT_EQ(length, 0u); }),
+              1u);
+    EXPECT_GT(length, kLarge);
+}
+
 // What all of the tests above refused; last, since it says something of them.
 TEST(AllocationFailure, ZPointsInAll) {
     std::printf("  %zu allocations refused in all\n", num_refused_in_all);

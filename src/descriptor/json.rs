@@ -3,11 +3,12 @@
 use serde::Deserialize;
 
 use super::{Descriptor, DescriptorError, VERSION};
+use crate::json::{self, NoMemory};
 
 impl Descriptor {
     /// The descriptor as one JSON object. The same descriptor gives the same text.
-    pub fn to_json(&self) -> Result<String, DescriptorError> {
-        serde_json::to_string(self).map_err(|error| DescriptorError::Json(error.to_string()))
+    pub fn to_json(&self) -> Result<String, NoMemory> {
+        json::text(self)
     }
 
     /// Reads a descriptor and checks everything that it says. Keys that this version does not know
