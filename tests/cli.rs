@@ -348,6 +348,17 @@ fn lengths() {
     }
     let longer = plan("qwen3", &["--memory", "40GiB", "--max-model-len", "65536"]);
     assert!(longer.contains("more than the 40960 tokens"), "{longer}");
+    let qwen3 = fixture("qwen3");
+    let usual = [
+        "plan",
+        &qwen3,
+        "--memory",
+        "40GiB",
+        "--typical-len",
+        "40961",
+    ];
+    let error = refused(&usual, 1);
+    assert!(error.contains("40961 is more than"), "{error}");
     refused(&["plan", &fixture("mamba2"), "--memory", "4GiB"], 1);
     plan("mamba2", &["--memory", "4GiB", "--max-model-len", "8192"]);
 }

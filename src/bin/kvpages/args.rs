@@ -82,9 +82,9 @@ pub struct PlanArgs {
     #[arg(short = 'l', long, value_name = "TOKENS|auto", value_parser = max_len, allow_hyphen_values = true)]
     pub max_model_len: Option<MaxLen>,
 
-    /// Tokens of a usual request, which memory is saved for besides the longest
-    #[arg(long, value_name = "TOKENS", default_value = "8192", value_parser = units::count, allow_hyphen_values = true)]
-    pub typical_len: u64,
+    /// Tokens of a usual request, which memory is saved for besides the longest: at most those of the longest. 8192 if not given
+    #[arg(long, value_name = "TOKENS", value_parser = units::count, allow_hyphen_values = true)]
+    pub typical_len: Option<u64>,
 
     /// Tokens scheduled and not yet settled, over all concurrent batches; windows hold them too
     #[arg(long, visible_alias = "max-num-batched-tokens", value_name = "TOKENS", default_value = "8192", value_parser = units::count, allow_hyphen_values = true)]

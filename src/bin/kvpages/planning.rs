@@ -9,6 +9,9 @@ use crate::build::{self, Backends, Choices, KvType};
 use crate::config::{self, Described, Store, Wishes};
 use crate::units::size;
 
+/// Tokens of a usual request where nobody said.
+const TYPICAL_LEN: u64 = 8192;
+
 /// What is asked of a plan.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Question {
@@ -20,8 +23,8 @@ pub struct Question {
     pub pp: u64,
     /// Tokens of the longest request.
     pub max_len: Option<MaxLen>,
-    /// Tokens of a usual request.
-    pub typical_len: u64,
+    /// Tokens of a usual request, where somebody said.
+    pub typical_len: Option<u64>,
     /// Tokens in flight.
     pub in_flight: u64,
     /// How keys and values are stored.
@@ -150,6 +153,7 @@ pub fn answer(text: &str, args: &PlanArgs, question: &Question) -> Result<Answer
     let described = config::read(text, &wishes).map_err(|error| Refusal(error.0))?;
     let mut described = described;
     let max_len = longest(&mut described, question)?;
+    let typical_len = typical(question, max_len)?;
     let choices = Choices {
         kv: question.kv,
         block_size: question.block_size,
@@ -183,7 +187,7 @@ pub fn answer(text: &str, args: &PlanArgs, question: &Question) -> Result<Answer
         num_blocks_override: None,
         reserved_blocks: 1,
         has_draft_layers: described.layers.iter().any(|layer| layer.is_draft),
-        typical_len: question.typical_len.min(max_len),
+        typical_len,
         choose_block_sizes: question.block_size.is_none() && !build::blocks_are_fixed(&described),
     };
     let plan = plan(&workers, &config).map_err(|error| plan_refusal(&error, question))?;
@@ -202,7 +206,7 @@ pub fn answer(text: &str, args: &PlanArgs, question: &Question) -> Result<Answer
     Ok(Answer {
         question: question.clone(),
         longest: holds(&plan, fitted)?,
-        typical: holds(&plan, question.typical_len.min(fitted))?,
+        typical: holds(&plan, typical_len.min(fitted))?,
         bytes_per_further_token: further.iter().sum::<f64>() * question.tp as f64,
         bytes_per_further_token_on_rank: further.into_iter().fold(0.0, f64::max),
         described,
@@ -277,6 +281,17 @@ fn longest(described: &mut Described, question: &Question) -> Result<u64, Refusa
                 ""
             }
         ))),
+    }
+}
+
+/// Tokens of a usual request.
+fn typical(question: &Question, max_len: u64) -> Result<u64, Refusal> {
+    match question.typical_len {
+        Some(tokens) if tokens > max_len => Err(Refusal(format!(
+            "--typical-len {tokens} is more than the longest request has, {max_len} tokens: give less, or more of --max-model-len"
+        ))),
+        Some(tokens) => Ok(tokens),
+        None => Ok(TYPICAL_LEN.min(max_len)),
     }
 }
 
