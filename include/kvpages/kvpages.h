@@ -3797,8 +3797,8 @@ typedef struct kvpages_tables_snapshot {
      */
     uint64_t pending_rows;
     /**
-     * Requests that the input tables hold now, dummies included. 0 when is_lost is
-     * 1.
+     * Entries of the batch that the input tables hold now, those of dummies (-1)
+     * included; rows of NULL blocks behind them do not count. 0 when is_lost is 1.
      */
     uint64_t batch_requests;
     /**

@@ -128,8 +128,8 @@ pub struct kvpages_tables_snapshot {
     pub max_entries: u64,
     /// Rows, of all groups, with writes that were staged and not applied yet.
     pub pending_rows: u64,
-    /// Requests that the input tables hold now, dummies included. 0 when is_lost is
-    /// 1.
+    /// Entries of the batch that the input tables hold now, those of dummies (-1)
+    /// included; rows of NULL blocks behind them do not count. 0 when is_lost is 1.
     pub batch_requests: u64,
     /// Tokens of the batch that have slots now. 0 when is_lost is 1.
     pub batch_tokens: u64,
