@@ -456,6 +456,7 @@ TEST_F(CudaTables, AStreamThatIsCapturedIsRefused) {
     }
     kvpages::Tables& tables = twins.device();
     const Step step = decode(4, 3);
+    const std::uint64_t generation = tables.snapshot().generation;
     const auto refused = [](auto call) {
         EXPECT_EQ(Twins::kind_of(call), "stream_is_capturing");
     };
@@ -466,6 +467,7 @@ TEST_F(CudaTables, AStreamThatIsCapturedIsRefused) {
     refused([&] { tables.map_slots(step.requests, step.query_start, step.positions, stream.get()); });
     refused([&] { tables.map_dummies(stream.get()); });
     refused([&] { tables.reset(stream.get()); });
+    EXPECT_EQ(tables.snapshot().generation, generation);
     CUgraph graph = nullptr;
     {
         const Entered entered;

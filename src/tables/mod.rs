@@ -394,15 +394,15 @@ impl Tables {
 
     /// Makes all memory what it was at first, whatever stands there now. It does not move.
     pub fn reset(&mut self, stream: StreamRef) -> Result<(), TablesError> {
-        self.generation += 1;
-        match &mut self.place {
+        let done = match &mut self.place {
             Place::Host(host) => {
                 self.groups.iter_mut().for_each(Group::reset);
                 host.iter_mut().for_each(HostTables::reset);
                 Ok(())
             }
             Place::Device(device) => device.reset(&mut self.groups, stream),
-        }
+        };
+        self.count_change(done)
     }
 
     // --- a step -----------------------------------------------------------------------------
@@ -477,8 +477,7 @@ impl Tables {
 
     /// Does what was checked.
     fn run(&mut self, task: Task, batch: &Batch<'_>, stream: StreamRef) -> Result<(), TablesError> {
-        self.generation += 1;
-        match &mut self.place {
+        let done = match &mut self.place {
             Place::Host(host) => {
                 for (group, tables) in self.groups.iter_mut().zip(host) {
                     tables.run(group, task, batch);
@@ -486,7 +485,17 @@ impl Tables {
                 Ok(())
             }
             Place::Device(device) => device.run(&mut self.groups, task, batch, stream),
+        };
+        self.count_change(done)
+    }
+
+    /// What a device did before a failure is not known, so that counts as a change; a captured
+    /// stream is refused before anything is done.
+    fn count_change(&mut self, done: Result<(), TablesError>) -> Result<(), TablesError> {
+        if !matches!(done, Err(TablesError::Capturing)) {
+            self.generation += 1;
         }
+        done
     }
 
     // --- checks -----------------------------------------------------------------------------
