@@ -1170,7 +1170,18 @@ TEST(HostileValues, SpecsThatCannotBe) {
              s.block_size = std::uint64_t{1} << 32;
              s.num_kv_heads = std::uint64_t{1} << 32;
          }},
-        {"alignment", "field_not_of_kind", {"alignment"},
+        {"state_kind", "field_not_of_kind", {"state_kind", "full attention"},
+         [](kvpages_spec& s) { s.state_kind = KVPAGES_STATE_KIND_MAMBA1; }},
+        {"state_cache_mode", "field_not_of_kind", {"state_cache_mode", "full attention"},
+         [](kvpages_spec& s) { s.state_cache_mode = KVPAGES_STATE_CACHE_MODE_ALL; }},
+        {"num_speculative_blocks", "field_not_of_kind", {"num_speculative_blocks"},
+         [](kvpages_spec& s) { s.num_speculative_blocks = 1; }},
+        {"fp8 in bf16", "quantised_dtype", {"fp8_per_tensor", "bfloat16", "2"},
+         [](kvpages_spec& s) {
+             s.dtype = KVPAGES_DTYPE_BF16;
+             s.quant_mode = KVPAGES_QUANT_MODE_FP8_PER_TENSOR;
+         }},
+        {"alignment", "field_not_of_kind", {"alignment_bytes"},
          [](kvpages_spec& s) { s.alignment_bytes = 64; }},
         {"compress_ratio", "field_not_of_kind", {"compress_ratio"},
          [](kvpages_spec& s) { s.compress_ratio = 4; }},
@@ -1178,7 +1189,7 @@ TEST(HostileValues, SpecsThatCannotBe) {
          [](kvpages_spec& s) { s.cache_dtype = "fp8"; }},
         {"model_version", "field_not_of_kind", {"model_version"},
          [](kvpages_spec& s) { s.model_version = "deepseek_v4"; }},
-        {"tq_slot", "field_not_of_kind", {"tq_slot"},
+        {"tq_slot", "field_not_of_kind", {"tq_slot_bytes"},
          [](kvpages_spec& s) { s.tq_slot_bytes = 64; }},
         {"sink_len", "field_not_of_kind", {"sink_len"},
          [](kvpages_spec& s) { s.sink_len = 4; }},
@@ -1237,7 +1248,7 @@ TEST(HostileValues, SpecsThatCannotBe) {
              s.quant_mode = KVPAGES_QUANT_MODE_NVFP4;
              s.head_size = 24;
          }},
-        {"scales in f64", "scale_not_whole_elements", {"4", "8"},
+        {"int8 in f64", "quantised_dtype", {"float64", "8", "int8_per_token_head"},
          [](kvpages_spec& s) {
              s.dtype = KVPAGES_DTYPE_F64;
              s.quant_mode = KVPAGES_QUANT_MODE_INT8_PER_TOKEN_HEAD;

@@ -109,7 +109,7 @@ fn check_array<T>(data: *const T, count: usize, name: &str) -> Result<(), Failur
     if !fits {
         return Err(Failure::invalid(
             "overflow",
-            format!("{name} of {count} entries does not fit in memory"),
+            format!("{name}: {count} entries do not fit in memory"),
         ));
     }
     Ok(())
@@ -239,12 +239,13 @@ pub(super) unsafe fn copy_text_out(
     capacity: usize,
     out_length: &mut usize,
 ) -> Result<(), Failure> {
-    *out_length = text.len();
     if capacity <= text.len() {
+        *out_length = text.len();
         return Err(Failure::too_small("buffer", text.len() + 1, capacity));
     }
     // SAFETY: the caller's contract; no more than `capacity` bytes.
     let buffer = unsafe { array_mut(buffer.cast::<u8>(), text.len() + 1, "buffer") }?;
+    *out_length = text.len();
     buffer[..text.len()].copy_from_slice(text.as_bytes());
     buffer[text.len()] = 0;
     Ok(())

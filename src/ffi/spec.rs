@@ -117,7 +117,8 @@ pub struct kvpages_spec {
     pub kind: u32,
     /// Attention kinds: one of KVPAGES_DTYPE_*.
     pub dtype: u32,
-    /// Attention kinds: one of KVPAGES_QUANT_MODE_*.
+    /// Attention kinds: one of KVPAGES_QUANT_MODE_*. It says what the elements are,
+    /// not of which type: all but KVPAGES_QUANT_MODE_NONE need a dtype of 1 byte.
     pub quant_mode: u32,
     /// KVPAGES_SPEC_* flags.
     pub flags: u32,
@@ -681,6 +682,13 @@ pub(super) unsafe fn read_spec(spec: *const kvpages_spec) -> Result<Spec, Failur
             format!("states are given, but a {} layer has none", kind.name()),
         ));
     }
+    // Every other field that only states have.
+    let stray = [
+        ("state_kind", given.state_kind != 0),
+        ("state_cache_mode", given.state_cache_mode != 0),
+        ("num_speculative_blocks", given.num_speculative_blocks != 0),
+    ];
+    refuse_strays(&stray, kind.name())?;
     // SAFETY: the caller's contract.
     Ok(Spec::Attention(unsafe { read_attention(&given, kind) }?))
 }
@@ -739,13 +747,7 @@ unsafe fn read_state(given: &kvpages_spec) -> Result<State, Failure> {
         ("cache_dtype", !given.cache_dtype.is_null()),
         ("model_version", !given.model_version.is_null()),
     ];
-    if let Some((field, _)) = stray.into_iter().find(|(_, set)| *set) {
-        return Err(SpecError::FieldNotOfKind {
-            field,
-            kind: "state",
-        }
-        .into());
-    }
+    refuse_strays(&stray, "state")?;
     let kind = StateKind::ALL
         .into_iter()
         .find(|kind| *kind as u32 == given.state_kind);
@@ -773,6 +775,14 @@ unsafe fn read_state(given: &kvpages_spec) -> Result<State, Failure> {
         cache_mode: state_cache_mode(given.state_cache_mode)?,
         num_speculative_blocks: given.num_speculative_blocks,
     })?)
+}
+
+/// Refuses fields that are set and have no effect on layers of that kind.
+fn refuse_strays(stray: &[(&'static str, bool)], kind: &'static str) -> Result<(), Failure> {
+    match stray.iter().find(|(_, is_set)| *is_set) {
+        Some(&(field, _)) => Err(SpecError::FieldNotOfKind { field, kind }.into()),
+        None => Ok(()),
+    }
 }
 
 const EMPTY: kvpages_spec = kvpages_spec {

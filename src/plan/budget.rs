@@ -143,7 +143,7 @@ fn purses<'a>(
         let bytes = match config.num_blocks_override {
             None => given.memory_bytes,
             Some(blocks) => {
-                let bytes = product("the blocks of the override", [blocks, price.block])
+                let bytes = product("the bytes of num_blocks_override", [blocks, price.block])
                     .map_err(|e| PlanError::overflow_at(format!("worker {worker}"), e))?;
                 i64::try_from(bytes).unwrap_or(i64::MAX)
             }

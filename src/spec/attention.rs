@@ -283,10 +283,10 @@ fn check_numbers(fields: &AttentionFields) -> Result<(), SpecError> {
     positive("head_size", fields.head_size)?;
     positive("compress_ratio", fields.compress_ratio)?;
     for (field, value) in [
-        ("page_size_padded", fields.page_size_padded),
+        ("page_size_padded_bytes", fields.page_size_padded),
         ("sliding_window", fields.sliding_window),
         ("attention_chunk_size", fields.attention_chunk_size),
-        ("alignment", fields.alignment),
+        ("alignment_bytes", fields.alignment),
     ] {
         positive(field, value.unwrap_or(1))?;
     }
@@ -294,6 +294,14 @@ fn check_numbers(fields: &AttentionFields) -> Result<(), SpecError> {
         return Err(SpecError::CompressRatioNotDividing {
             ratio: fields.compress_ratio,
             block_size: fields.block_size,
+        });
+    }
+    let (mode, element_bytes) = (fields.quant_mode, fields.dtype.bytes());
+    if mode != QuantMode::None && element_bytes != 1 {
+        return Err(SpecError::QuantisedDtype {
+            mode: mode.name(),
+            dtype: fields.dtype.name(),
+            element_bytes,
         });
     }
     Ok(())
@@ -306,7 +314,7 @@ fn check_fields_of_kind(fields: &AttentionFields) -> Result<(), SpecError> {
     let full = kind.is_full_family();
     let wrong = [
         (
-            "tq_slot_size",
+            "tq_slot_bytes",
             fields.tq_slot_size != 0,
             kind == AttentionKind::TurboQuant,
         ),
@@ -321,7 +329,7 @@ fn check_fields_of_kind(fields: &AttentionFields) -> Result<(), SpecError> {
             kind == AttentionKind::Rswa,
         ),
         ("cache_dtype", fields.cache_dtype.is_some(), latent),
-        ("alignment", fields.alignment.is_some(), latent),
+        ("alignment_bytes", fields.alignment.is_some(), latent),
         ("compress_ratio", fields.compress_ratio != 1, latent),
         ("model_version", fields.model_version.is_some(), latent),
         ("non_causal", fields.non_causal, full),
@@ -485,14 +493,6 @@ fn page(fields: &AttentionFields, content: Content) -> Result<PageBytes, SpecErr
         ],
     )?;
     let scales = if mode.is_per_token_head() {
-        if !TOKEN_HEAD_SCALE_BYTES.is_multiple_of(element_bytes) {
-            return Err(SpecError::ScaleNotWholeElements {
-                mode: mode.name(),
-                scale_bytes: TOKEN_HEAD_SCALE_BYTES,
-                dtype: fields.dtype.name(),
-                element_bytes,
-            });
-        }
         product(
             "the scales of a page",
             [
@@ -627,7 +627,7 @@ mod tests {
         assert!(matches!(
             Attention::new(stray),
             Err(SpecError::FieldNotOfKind {
-                field: "tq_slot_size",
+                field: "tq_slot_bytes",
                 ..
             })
         ));

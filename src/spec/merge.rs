@@ -191,17 +191,17 @@ const COMMON_FIELDS: &[Field] = &[
     ("head_size", |a, b| a.head_size == b.head_size),
     ("dtype", |a, b| a.dtype == b.dtype),
     ("quant_mode", |a, b| a.quant_mode == b.quant_mode),
-    ("page_size_padded", |a, b| {
+    ("page_size_padded_bytes", |a, b| {
         a.page_size_padded == b.page_size_padded
     }),
     BLOCK_STRIDE,
     // It decides the padding.
-    ("alignment", |a, b| a.alignment == b.alignment),
+    ("alignment_bytes", |a, b| a.alignment == b.alignment),
 ];
 /// Fields of some kinds. Windows and chunks were absorbed where they may differ.
 const OWN_FIELDS: &[Field] = &[
     ("head_size_v", |a, b| a.head_size_v == b.head_size_v),
-    ("tq_slot_size", |a, b| a.tq_slot_size == b.tq_slot_size),
+    ("tq_slot_bytes", |a, b| a.tq_slot_size == b.tq_slot_size),
     ("sink_len", |a, b| a.sink_len == b.sink_len),
 ];
 

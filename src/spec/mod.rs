@@ -82,15 +82,13 @@ pub enum SpecError {
         /// What the width must be a multiple of.
         multiple: u64,
     },
-    /// Scales that are no whole number of elements.
+    /// An element type that a quantisation mode does not store.
     #[error(
-        "quantisation mode {mode} stores {scale_bytes}-byte scales; {dtype} of {element_bytes} bytes does not divide them"
+        "quant_mode {mode} stores elements of 1 byte, but dtype is {dtype}, of {element_bytes} bytes; set dtype to the stored type too: uint8, int8 or one of float8"
     )]
-    ScaleNotWholeElements {
+    QuantisedDtype {
         /// The quantisation mode.
         mode: &'static str,
-        /// Bytes of one scale.
-        scale_bytes: u64,
         /// The element type.
         dtype: &'static str,
         /// Its bytes.
@@ -111,7 +109,7 @@ pub enum SpecError {
         version: String,
     },
     /// Padding that is smaller than what must be stored.
-    #[error("page_size_padded is {padded} bytes; the page needs {unpadded}")]
+    #[error("page_size_padded_bytes is {padded}; the page needs {unpadded}")]
     PaddedBelowPage {
         /// Bytes given.
         padded: u64,
@@ -173,7 +171,7 @@ impl SpecError {
             SpecError::FieldNotOfKind { .. } => "field_not_of_kind",
             SpecError::ValueWidth { .. } => "value_width_differs",
             SpecError::PackedWidthNotDividing { .. } => "packed_width_not_dividing",
-            SpecError::ScaleNotWholeElements { .. } => "scale_not_whole_elements",
+            SpecError::QuantisedDtype { .. } => "quantised_dtype",
             SpecError::CompressRatioNotDividing { .. } => "compress_ratio_not_dividing",
             SpecError::UnsupportedModelVersion { .. } => "unsupported_model_version",
             SpecError::PaddedBelowPage { .. } => "padded_below_page",
