@@ -33,12 +33,13 @@
  * Errors
  * ------
  * A call that can fail returns a kvpages_status: KVPAGES_STATUS_OK (0) or a
- * negative value. After a failure, and until the next kvpages call on the same
- * thread, kvpages_last_error_message() is its text, which names the layer, the
- * argument and the numbers, and kvpages_last_error_kind() is its precise kind.
- * A failed call changes nothing; an output that it would have filled is zero or
- * NULL, an array keeps what it held. The text and the kind stay until the next
- * failure, so they mean something only right after one. No call aborts or throws: a bug in the library is
+ * negative value. After a failure kvpages_last_error_message() is its text, which
+ * names the layer, the argument and the numbers, and kvpages_last_error_kind() is
+ * its precise kind. Both stay until the next failure on the same thread, so they
+ * mean something only right after one. A failed call changes nothing; an output
+ * that it would have filled is zero or NULL, but for those whose documentation says
+ * what they are then; an array keeps what it held, and so does a struct whose
+ * struct_size is wrong. No call aborts or throws: a bug in the library is
  * KVPAGES_STATUS_INTERNAL, and from then on the handle involved can only be
  * destroyed.
  *
@@ -49,7 +50,11 @@
  * - Copied: used during the call only; the library keeps a copy.
  * - Owned by the caller: an output, to be given to the destroy function named
  *   with it.
- * - Kept until X: the library uses it after the call, and no longer than X.
+ * - Kept until X: a parameter is used by the library after the call, and no longer
+ *   than X; a pointer in an output may be used by the caller until X.
+ *
+ * A pointer that a call writes to must not be NULL, unless its documentation says
+ * that it may be.
  *
  * A handle keeps alive whatever it needs, so handles may be destroyed in any
  * order. A destroy function accepts NULL and cannot fail.
@@ -58,9 +63,14 @@
  * -------
  * Calls that take a handle as pointer to const may run concurrently on that
  * handle. Any other call needs the handle for itself: the caller excludes all
- * other calls on it. Distinct handles are independent. No call waits for
- * another, but for two that take a lock: creating or destroying a cache in an
- * adopted buffer, and the first explanation of a plan.
+ * other calls on it. Distinct handles are independent, but for
+ * kvpages_cache_resize(), which needs the cache's operations for itself too, and for
+ * the bytes of blocks: two calls at once that write the same ones are a race.
+ *
+ * No call waits for another, but for those that take a lock: creating or destroying
+ * a cache in an adopted buffer, and the first explanation of a plan. Changing the log
+ * callback waits for calls of the former one to end, and meanwhile whatever has
+ * something to log, which no call of a step has, waits for the change.
  *
  * Structs that grow
  * -----------------
@@ -1034,7 +1044,8 @@ typedef struct kvpages_spec {
      */
     uint32_t dtype;
     /**
-     * Attention kinds: one of KVPAGES_QUANT_MODE_*.
+     * Attention kinds: one of KVPAGES_QUANT_MODE_*. It says what the elements are,
+     * not of which type: all but KVPAGES_QUANT_MODE_NONE need a dtype of 1 byte.
      */
     uint32_t quant_mode;
     /**
@@ -3092,7 +3103,7 @@ typedef struct kvpages_multimodal_item {
 } kvpages_multimodal_item;
 
 /**
- * What the table of a group is made for.
+ * What the table of a group is made for. Frozen.
  */
 typedef struct kvpages_table_group {
     /**
@@ -3551,8 +3562,8 @@ typedef struct kvpages_kv_gather {
      */
     size_t num_layers;
     /**
-     * The slot of each row, as in kvpages_kv_write. The room of a row of slot -1 stays as it is. May be
-     * NULL when num_slots is 0.
+     * The slot of each row, as in kvpages_kv_write. The room of a row of slot -1
+     * stays as it is. May be NULL when num_slots is 0.
      */
     const int64_t *slots;
     /**
@@ -4335,8 +4346,8 @@ KVPAGES_API const char *kvpages_status_name(int32_t status);
 /**
  * Text of the last failed call on this thread, or an empty string.
  *
- * @return A string of the library's, never NULL. Valid until the next kvpages
- *         call on this thread.
+ * @return A string of the library's, never NULL. Valid until the next call on
+ *         this thread that fails.
  */
 KVPAGES_API const char *kvpages_last_error_message(void);
 
@@ -4345,8 +4356,8 @@ KVPAGES_API const char *kvpages_last_error_message(void);
  * name that stays the same from version to version, finer than the status. An
  * empty string when no call failed.
  *
- * @return A string of the library's, never NULL. Valid until the next kvpages
- *         call on this thread.
+ * @return A string of the library's, never NULL. Valid until the next call on
+ *         this thread that fails.
  */
 KVPAGES_API const char *kvpages_last_error_kind(void);
 
@@ -5094,7 +5105,8 @@ KVPAGES_API void kvpages_memory_destroy(struct kvpages_memory *memory);
  * @param config    Borrowed. Not NULL.
  * @param[out] out  Owned by the caller: kvpages_cache_destroy(). NULL on failure.
  * @param[out] out_needed_bytes  Bytes that all blocks of the plan take, also when
- *                  they are not there. May be NULL.
+ *                  the call fails for want of them or of another kind of memory.
+ *                  May be NULL.
  * @retval KVPAGES_STATUS_OUT_OF_HOST_MEMORY  The memory has not enough.
  * @retval KVPAGES_STATUS_OUT_OF_DEVICE_MEMORY  The device has not enough.
  * @retval KVPAGES_STATUS_DEVICE_UNAVAILABLE  The driver failed; the kind is
@@ -5127,20 +5139,20 @@ void kvpages_cache_destroy(struct kvpages_cache *cache);
 
 /**
  * Changes how many blocks have memory, between steps. No address changes; views
- * and regions describe all blocks of the plan as before. New blocks are zero, or poisoned
- * with KVPAGES_CACHE_POISON. The operations of the cache know at once: a block without memory is out of range.
- * Tables do not: they take any id below the number of blocks they were made for.
- * Which blocks are handed out is the caller's to decide, and a kernel that follows
- * a table to a block without memory faults.
+ * and regions describe all blocks of the plan as before. New blocks are zero, or
+ * poisoned with KVPAGES_CACHE_POISON. The operations of the cache know at once: a
+ * block without memory is out of range. Tables do not: they take any id below the
+ * number of blocks they were made for. Which blocks are handed out is the caller's
+ * to decide, and a kernel that follows a table to a block without memory faults.
  *
  * Nothing that runs on a device uses the blocks that go, no other call uses the
  * cache or its operations, and nobody touches these blocks through a tensor of
- * DLPack, which describes them still. Shrinking on a device waits for all work of the
- * context, of which no stream may be in the course of a capture. Memory comes and goes in pieces, for each run of
- * blocks (keys and values may lie apart): whole pages or device granules, and no
- * more than about one 256th of an allocation. When growing fails, all is as
- * before. When a device fails while shrinking, the blocks are gone, and some of
- * their memory stays until the cache grows or is destroyed.
+ * DLPack, which describes them still. Shrinking on a device waits for all work of
+ * the context, of which no stream may be in the course of a capture. Memory comes
+ * and goes in pieces, for each run of blocks (keys and values may lie apart): whole
+ * pages or device granules, and no more than about one 256th of an allocation. When
+ * growing fails, all is as before. When a device fails while shrinking, the blocks
+ * are gone, and some of their memory stays until the cache grows or is destroyed.
  *
  * @param cache          For itself. Not NULL.
  * @param num_blocks     1 to kvpages_cache_max_blocks().

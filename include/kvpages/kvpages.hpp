@@ -624,9 +624,12 @@ inline std::uint64_t select_kernel_block_size(std::uint64_t block_size,
 /// @param attention  The layers whose blocks grow.
 /// @param state      The layers whose pages they have to hold.
 /// @param backend    What reads `attention`: its kernel blocks divide the block.
+/// @param base_chunk  Tokens between two states that the state kernels can keep; only, and at least 1,
+///                    for StateCacheMode::all.
 /// @return The block size in tokens, and the bytes that state pages are to be padded to.
 inline kvpages_hybrid_block hybrid_block_size(const AttentionSpec& attention,
-                                              const StateSpec& state, const Backend& backend) {
+                                              const StateSpec& state, const Backend& backend,
+                                              std::uint64_t base_chunk = 0) {
     kvpages_hybrid_config config = KVPAGES_HYBRID_CONFIG_INIT;
     config.block_size = attention.block_size;
     config.smallest_kernel_block = backend.info().smallest_kernel_block;
@@ -634,6 +637,7 @@ inline kvpages_hybrid_block hybrid_block_size(const AttentionSpec& attention,
         describe(attention).page_size_bytes / attention.block_size;
     config.state_page_bytes = describe(state).page_size_bytes;
     config.state_cache_mode = static_cast<std::uint32_t>(state.cache_mode);
+    config.base_chunk = base_chunk;
     return hybrid_block_size(config);
 }
 
@@ -1051,8 +1055,8 @@ public:
     }
 
     /// The engine's own allocator.
-    /// @param callbacks  Copied; kept until the last cache in it is gone. Functions of C: none may
-    ///                   throw.
+    /// @param callbacks  Copied; kept until the last cache in it, its Ops and its tensors are gone.
+    ///                   Functions of C: none may throw.
     /// @return A memory.
     static Memory external(const kvpages_memory_callbacks& callbacks) {
         kvpages_memory* raw = nullptr;
@@ -1060,7 +1064,7 @@ public:
         return Memory(raw);
     }
 
-    /// A buffer of the engine's, which must live longer than all caches in it.
+    /// A buffer of the engine's, which must live longer than all caches in it, their Ops and tensors.
     /// @param data   Not NULL; the host can read and write it, and nothing else uses it.
     /// @param bytes  Its bytes.
     /// @return A memory; caches lie one behind another in the buffer.
@@ -1252,7 +1256,7 @@ using UnversionedDlpackTensor =
 
 /// The memory of one worker's layers, and a view of it for each layer.
 ///
-/// resize() needs it for itself; all other calls may run concurrently. Addresses stay as they are
+/// resize() needs it and its Ops for itself; all other calls may run concurrently. Addresses stay as they are
 /// until it is destroyed, and views are valid until then.
 class Cache {
 public:
@@ -1278,8 +1282,8 @@ public:
         return Cache(raw);
     }
 
-    /// Changes how many blocks have memory, between steps. No address changes; none of the blocks
-    /// in use may go.
+    /// Changes how many blocks have memory, between steps: no other call uses the cache or its Ops.
+    /// No address changes; none of the blocks in use may go.
     /// @param num_blocks     1 to max_blocks().
     /// @param blocks_in_use  Ids of blocks that hold something.
     /// @throws Error  INVALID_ARGUMENT, kind "block_in_use": one of them would go, and the text

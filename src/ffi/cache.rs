@@ -188,7 +188,8 @@ pub struct kvpages_allocation {
 /// @param config    Borrowed. Not NULL.
 /// @param[out] out  Owned by the caller: kvpages_cache_destroy(). NULL on failure.
 /// @param[out] out_needed_bytes  Bytes that all blocks of the plan take, also when
-///                  they are not there. May be NULL.
+///                  the call fails for want of them or of another kind of memory.
+///                  May be NULL.
 /// @retval KVPAGES_STATUS_OUT_OF_HOST_MEMORY  The memory has not enough.
 /// @retval KVPAGES_STATUS_OUT_OF_DEVICE_MEMORY  The device has not enough.
 /// @retval KVPAGES_STATUS_DEVICE_UNAVAILABLE  The driver failed; the kind is
@@ -252,20 +253,20 @@ pub unsafe extern "C" fn kvpages_cache_destroy(cache: *mut kvpages_cache) {
 }
 
 /// Changes how many blocks have memory, between steps. No address changes; views
-/// and regions describe all blocks of the plan as before. New blocks are zero, or poisoned
-/// with KVPAGES_CACHE_POISON. The operations of the cache know at once: a block without memory is out of range.
-/// Tables do not: they take any id below the number of blocks they were made for.
-/// Which blocks are handed out is the caller's to decide, and a kernel that follows
-/// a table to a block without memory faults.
+/// and regions describe all blocks of the plan as before. New blocks are zero, or
+/// poisoned with KVPAGES_CACHE_POISON. The operations of the cache know at once: a
+/// block without memory is out of range. Tables do not: they take any id below the
+/// number of blocks they were made for. Which blocks are handed out is the caller's
+/// to decide, and a kernel that follows a table to a block without memory faults.
 ///
 /// Nothing that runs on a device uses the blocks that go, no other call uses the
 /// cache or its operations, and nobody touches these blocks through a tensor of
-/// DLPack, which describes them still. Shrinking on a device waits for all work of the
-/// context, of which no stream may be in the course of a capture. Memory comes and goes in pieces, for each run of
-/// blocks (keys and values may lie apart): whole pages or device granules, and no
-/// more than about one 256th of an allocation. When growing fails, all is as
-/// before. When a device fails while shrinking, the blocks are gone, and some of
-/// their memory stays until the cache grows or is destroyed.
+/// DLPack, which describes them still. Shrinking on a device waits for all work of
+/// the context, of which no stream may be in the course of a capture. Memory comes
+/// and goes in pieces, for each run of blocks (keys and values may lie apart): whole
+/// pages or device granules, and no more than about one 256th of an allocation. When
+/// growing fails, all is as before. When a device fails while shrinking, the blocks
+/// are gone, and some of their memory stays until the cache grows or is destroyed.
 ///
 /// @param cache          For itself. Not NULL.
 /// @param num_blocks     1 to kvpages_cache_max_blocks().

@@ -188,8 +188,8 @@ pub struct kvpages_kv_gather {
     pub layers: *const kvpages_kv_rows_out,
     /// Layers listed.
     pub num_layers: usize,
-    /// The slot of each row, as in kvpages_kv_write. The room of a row of slot -1 stays as it is. May be
-    /// NULL when num_slots is 0.
+    /// The slot of each row, as in kvpages_kv_write. The room of a row of slot -1
+    /// stays as it is. May be NULL when num_slots is 0.
     pub slots: *const i64,
     /// Rows. 0 when block_ids are given.
     pub num_slots: usize,

@@ -111,8 +111,8 @@ pub extern "C" fn kvpages_status_name(status: i32) -> *const c_char {
 
 /// Text of the last failed call on this thread, or an empty string.
 ///
-/// @return A string of the library's, never NULL. Valid until the next kvpages
-///         call on this thread.
+/// @return A string of the library's, never NULL. Valid until the next call on
+///         this thread that fails.
 #[unsafe(no_mangle)]
 pub extern "C" fn kvpages_last_error_message() -> *const c_char {
     last(|error| error.message.as_ptr())
@@ -122,8 +122,8 @@ pub extern "C" fn kvpages_last_error_message() -> *const c_char {
 /// name that stays the same from version to version, finer than the status. An
 /// empty string when no call failed.
 ///
-/// @return A string of the library's, never NULL. Valid until the next kvpages
-///         call on this thread.
+/// @return A string of the library's, never NULL. Valid until the next call on
+///         this thread that fails.
 #[unsafe(no_mangle)]
 pub extern "C" fn kvpages_last_error_kind() -> *const c_char {
     last(|error| error.kind.as_ptr())

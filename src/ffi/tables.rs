@@ -79,7 +79,7 @@ struct Shapes {
 /// than without it.
 pub const KVPAGES_TABLES_ALIGNED_ROWS: u32 = 1;
 
-/// What the table of a group is made for.
+/// What the table of a group is made for. Frozen.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct kvpages_table_group {
