@@ -450,6 +450,14 @@ fn several_plans_in_one_table() {
         "{copies}"
     );
     refused(&["plan", &fixture("llama"), "--compare", "bf16,fp8"], 2);
+    // Where lengths are fitted to the memory, each row says its own.
+    let fitted = plan(
+        "llama",
+        &["--compare", "1GiB,40GiB", "--max-model-len", "auto"],
+    );
+    for part in ["longest  ", "usual  ", "of 8,176", "of 131,072", "of 8,192"] {
+        assert!(fitted.contains(part), "{part}: {fitted}");
+    }
     let error = refused(&["plan", &fixture("llama"), "--compare", "40GiB,odd"], 2);
     assert!(error.contains("odd"), "{error}");
 }
