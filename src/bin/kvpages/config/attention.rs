@@ -3,7 +3,7 @@
 use kvpages::plan::kv_heads_per_rank;
 use serde_json::Value;
 
-use super::fields::{ConfigError, Fields, refused};
+use super::fields::{ConfigError, Fields, as_flag, refused};
 use super::pattern::Kind;
 use super::{Part, Reach, Store, Wishes};
 
@@ -43,8 +43,8 @@ pub fn query_heads(fields: &Fields<'_>, layer: u64, wishes: &Wishes) -> u64 {
 }
 
 /// Whether layers keep a latent.
-pub fn is_latent(fields: &Fields<'_>) -> bool {
-    fields.get("kv_lora_rank").is_some() && fields.flag("use_mla") != Some(false)
+pub fn is_latent(fields: &Fields<'_>) -> Result<bool, ConfigError> {
+    Ok(fields.get("kv_lora_rank").is_some() && fields.flag("use_mla")? != Some(false))
 }
 
 /// What a layer with attention keeps: one thing, or a latent and its indexer.
@@ -54,7 +54,7 @@ pub fn stores(
     layer: u64,
     wishes: &Wishes,
 ) -> Result<Vec<(&'static str, Store)>, ConfigError> {
-    let latent = is_latent(fields);
+    let latent = is_latent(fields)?;
     match kind {
         Kind::Full | Kind::FullAndMamba if latent => latents(fields),
         Kind::Sliding | Kind::Chunked if latent => refused(format!(
@@ -156,7 +156,8 @@ fn full(fields: &Fields<'_>, layer: u64, wishes: &Wishes) -> Result<Store, Confi
         return key_value(fields, layer, Reach::Full, wishes);
     };
     let own = fields.number("num_global_key_value_heads")?;
-    let own = own.filter(|heads| *heads > 0 && fields.flag("attention_k_eq_v") != Some(false));
+    let shares_values = fields.flag("attention_k_eq_v")? != Some(false);
+    let own = own.filter(|heads| *heads > 0 && shares_values);
     let heads = match own {
         Some(heads) => heads,
         None => fields.kv_heads(layer)?,
@@ -256,9 +257,12 @@ pub fn searched(
         Some(Value::Null) => return Ok(None),
         _ => return refused(format!("the field {place} is missing")),
     };
-    let is = |name: &str| attention.get(name).and_then(Value::as_bool) == Some(true);
-    if is("no_op") || is("replace_with_linear") {
-        return Ok(None);
+    for name in ["no_op", "replace_with_linear"] {
+        let value = attention.get(name).filter(|value| !value.is_null());
+        let is_set = value.map(|value| as_flag(&format!("{place}.{name}"), value));
+        if is_set.transpose()? == Some(true) {
+            return Ok(None);
+        }
     }
     let number = |name: &str| -> Result<Option<u64>, ConfigError> {
         let value = attention.get(name).filter(|value| !value.is_null());

@@ -210,8 +210,9 @@ impl<'a> Fields<'a> {
     }
 
     /// A yes or no of the file around the model that decodes.
-    pub fn outer_flag(&self, name: &str) -> Option<bool> {
-        self.outer.get(name)?.as_bool()
+    pub fn outer_flag(&self, name: &str) -> Result<Option<bool>, ConfigError> {
+        let value = self.outer.get(name).filter(|value| !value.is_null());
+        value.map(|value| as_flag(name, value)).transpose()
     }
 
     /// A field that is there and not null.
@@ -336,14 +337,24 @@ impl<'a> Fields<'a> {
         numbers.collect::<Result<_, _>>().map(Some)
     }
 
-    /// A text, where the field is given as one.
-    pub fn text(&self, name: &str) -> Option<&'a str> {
-        self.get(name)?.as_str()
+    /// A text, where the field is given.
+    pub fn text(&self, name: &str) -> Result<Option<&'a str>, ConfigError> {
+        match self.get(name) {
+            None => Ok(None),
+            Some(Value::String(text)) => Ok(Some(text)),
+            Some(other) => refused(format!(
+                "{} is {other}; it must be a text",
+                self.named(name)
+            )),
+        }
     }
 
-    /// A yes or no; no where the field is not given.
-    pub fn flag(&self, name: &str) -> Option<bool> {
-        self.get(name)?.as_bool()
+    /// A yes or no, where the field is given.
+    pub fn flag(&self, name: &str) -> Result<Option<bool>, ConfigError> {
+        let value = self.get(name);
+        value
+            .map(|value| as_flag(&self.named(name), value))
+            .transpose()
     }
 
     /// Query heads of a layer.
@@ -355,7 +366,7 @@ impl<'a> Fields<'a> {
     /// Key-value heads of a layer.
     pub fn kv_heads(&self, layer: u64) -> Result<u64, ConfigError> {
         // Hunyuan's layers may read the keys and values of the one before.
-        if self.flag("use_cla") == Some(true) {
+        if self.flag("use_cla")? == Some(true) {
             return refused(format!(
                 "model_type {}: {} is true, layers that share keys and values in a way not known here",
                 self.family,
@@ -364,17 +375,17 @@ impl<'a> Fields<'a> {
         }
         // One head for all queries. Falcon's class writes num_kv_heads into its files all the same, and
         // does not look at it unless the architecture is the new one.
-        if self.flag("multi_query") == Some(true)
-            && self.flag("new_decoder_architecture") != Some(true)
+        if self.flag("multi_query")? == Some(true)
+            && self.flag("new_decoder_architecture")? != Some(true)
         {
             return Ok(1);
         }
         // SantaCoder, of GPT-2's family.
-        if self.text("attention_head_type") == Some("multiquery") {
+        if self.text("attention_head_type")? == Some("multiquery") {
             return Ok(1);
         }
         // ChatGLM's class looks at the number of groups where this is true.
-        if self.flag("multi_query_attention") == Some(false) {
+        if self.flag("multi_query_attention")? == Some(false) {
             return self.heads(layer);
         }
         if let Some(heads) = self.of_layer(KV_HEADS, layer)? {
@@ -532,6 +543,14 @@ impl Fields<'_> {
         let original = scaling.get("original_max_position_embeddings")?.as_u64()?;
         let tokens = factor * original as f64;
         (kind == "yarn" && (1.0..1e15).contains(&tokens)).then_some(tokens as u64)
+    }
+}
+
+/// A value as a yes or no.
+pub fn as_flag(name: &str, value: &Value) -> Result<bool, ConfigError> {
+    match value {
+        Value::Bool(flag) => Ok(*flag),
+        other => refused(format!("{name} is {other}; it must be true or false")),
     }
 }
 

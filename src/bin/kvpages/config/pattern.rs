@@ -179,7 +179,8 @@ fn uniform(fields: &Fields<'_>, count: u64) -> Result<Vec<Kind>, ConfigError> {
             ));
         }
     }
-    let slides = fields.flag("use_sliding_window") != Some(false);
+    let slides = fields.flag("use_sliding_window")?;
+    let (is_said, slides) = (slides.is_some(), slides != Some(false));
     let window = match defaults::windows_all(family) {
         true => fields.known(&["sliding_window"])?,
         false => fields
@@ -188,7 +189,7 @@ fn uniform(fields: &Fields<'_>, count: u64) -> Result<Vec<Kind>, ConfigError> {
     };
     let kind = match window {
         Some(_) if slides && defaults::windows_all(family) => Kind::Sliding,
-        Some(_) if slides && is_plain && fields.flag("use_sliding_window").is_none() => Kind::Full,
+        Some(_) if slides && is_plain && !is_said => Kind::Full,
         Some(_) if slides => {
             return refused(format!(
                 "model_type {family}: {} is set, but nothing says which layers have the window; give layer_types",
@@ -258,7 +259,7 @@ fn one_name_a_layer(fields: &Fields<'_>, _: u64) -> Result<Option<Vec<Kind>>, Co
 
 /// `M` for Mamba, `*` for attention, `-` and `E` for what keeps nothing.
 fn letters_of_nemotron(fields: &Fields<'_>, _: u64) -> Result<Option<Vec<Kind>>, ConfigError> {
-    let Some(text) = fields.text("hybrid_override_pattern") else {
+    let Some(text) = fields.text("hybrid_override_pattern")? else {
         return Ok(None);
     };
     let kinds = text
@@ -431,7 +432,7 @@ fn full_interval(fields: &Fields<'_>, count: u64) -> Result<Option<Vec<Kind>>, C
 /// The last of so many layers is full, the others have windows; or a letter for each, repeated.
 fn window_pattern(fields: &Fields<'_>, count: u64) -> Result<Option<Vec<Kind>>, ConfigError> {
     for name in ["sliding_window_pattern", "_sliding_window_pattern"] {
-        if let Some(letters) = fields.text(name) {
+        if let Some(letters) = fields.get(name).and_then(Value::as_str) {
             let letters: Vec<char> = letters.chars().collect();
             let kinds =
                 (0..count).map(
@@ -528,8 +529,8 @@ fn cross_layers(fields: &Fields<'_>, count: u64) -> Result<Option<Vec<Kind>>, Co
 
 /// Qwen 2 and 3: windows from a layer on, where they are used at all.
 fn windows_above(fields: &Fields<'_>, count: u64) -> Result<Option<Vec<Kind>>, ConfigError> {
-    if fields.flag("use_sliding_window") != Some(true) || fields.number("sliding_window")?.is_none()
-    {
+    let slides = fields.flag("use_sliding_window")? == Some(true);
+    if !slides || fields.number("sliding_window")?.is_none() {
         return Ok(None);
     }
     let Some(first) = fields.number("max_window_layers")? else {

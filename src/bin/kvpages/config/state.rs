@@ -55,7 +55,7 @@ fn recurrent_dtype(fields: &Fields<'_>, wishes: &Wishes) -> Result<Dtype, Config
         "mamba_ssm_cache_dtype",
         "ssm_cache_dtype",
     ] {
-        if let Some(text) = fields.text(name).filter(|text| *text != "auto") {
+        if let Some(text) = fields.text(name)?.filter(|text| *text != "auto") {
             return match crate::units::dtype(text) {
                 Some(dtype) => Ok(dtype),
                 None => refused(format!(
@@ -133,7 +133,7 @@ fn mamba2(fields: &Fields<'_>, wishes: &Wishes, heads: u64) -> Result<Store, Con
     };
     let is_auto = own_names
         .iter()
-        .any(|name| fields.text(name) == Some("auto"));
+        .any(|name| fields.get(name).is_some_and(|value| value == "auto"));
     let given = if is_auto {
         None
     } else {

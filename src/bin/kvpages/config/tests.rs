@@ -508,6 +508,60 @@ fn refusals_name_the_field() {
     }
 }
 
+/// Yes and no are as strict as numbers, and null is a field left out.
+#[test]
+fn what_is_no_yes_or_no_is_refused() {
+    for (name, field, other) in [
+        ("mistral", "use_sliding_window", "false"),
+        ("llama", "use_cla", "yes"),
+        ("falcon", "multi_query", "true"),
+        ("falcon", "new_decoder_architecture", "1"),
+        ("llama", "multi_query_attention", "1"),
+        ("llama", "add_cross_attention", "1"),
+        ("bart", "is_encoder_decoder", "1"),
+        ("deepseek_v3", "use_mla", "no"),
+        ("gemma4", "text_config.attention_k_eq_v", "true"),
+    ] {
+        let text = changed(name, field, Some(other.into()));
+        let error = read(&text, &WISHES).unwrap_err();
+        let expected = format!("{field} is \"{other}\"; it must be true or false");
+        assert!(error.0.contains(&expected), "{name}, {field}: {error}");
+        let number = changed(name, field, Some(1.into()));
+        assert!(read(&number, &WISHES).is_err(), "{name}, {field}");
+        let null = read(&changed(name, field, Some(Value::Null)), &WISHES);
+        let left_out = read(&changed(name, field, None), &WISHES);
+        assert_eq!(
+            null.map(|described| summary(&described)),
+            left_out.map(|described| summary(&described)),
+            "{name}, {field}"
+        );
+    }
+    let mut config: Value = serde_json::from_str(&fixture("nemotron_nas")).unwrap();
+    config["block_configs"][3]["attention"]["no_op"] = "true".into();
+    let error = read(&config.to_string(), &WISHES).unwrap_err();
+    let expected = "block_configs[3].attention.no_op is \"true\"; it must be true or false";
+    assert!(error.0.contains(expected), "{error}");
+    let beside = r#"{"model_type": "vision-encoder-decoder", "is_encoder_decoder": "true", "encoder": {},
+        "decoder": {"model_type": "gpt2", "n_embd": 768, "n_head": 12, "n_layer": 12}}"#;
+    let error = read(beside, &WISHES).unwrap_err();
+    assert!(error.0.contains("is_encoder_decoder is"), "{error}");
+}
+
+/// So are texts: a list in place of letters is not passed over.
+#[test]
+fn what_is_no_text_is_refused() {
+    for (name, field) in [
+        ("nemotron3", "hybrid_override_pattern"),
+        ("nemotron3", "mamba_ssm_cache_dtype"),
+        ("gpt2", "attention_head_type"),
+    ] {
+        let text = changed(name, field, Some(vec!["M"].into()));
+        let error = read(&text, &WISHES).unwrap_err();
+        let expected = format!("{field} is [\"M\"]; it must be a text");
+        assert!(error.0.contains(&expected), "{name}, {field}: {error}");
+    }
+}
+
 /// Files as they are published, shortened to the fields that decide.
 #[test]
 fn fields_as_they_are_published() {
