@@ -370,6 +370,8 @@ const BY_RULES: &[&str] = &[
     "olmo3",
     "step3p5",
     "step3p7",
+    "zamba",
+    "zamba2",
 ];
 
 /// Whether a family was looked at, so that what its files leave out is what its class says.

@@ -225,8 +225,8 @@ impl<'a> Fields<'a> {
         self.inner.contains_key(name)
     }
 
-    /// Names of fields that are not null, false, 0 or empty.
-    pub fn set(&self) -> impl Iterator<Item = &'a str> {
+    /// Names and values of fields that are not null, false, 0 or empty.
+    pub fn set(&self) -> impl Iterator<Item = (&'a str, &'a Value)> {
         self.inner.iter().filter_map(|(name, value)| {
             let empty = match value {
                 Value::Null | Value::Bool(false) => true,
@@ -235,7 +235,7 @@ impl<'a> Fields<'a> {
                 Value::Array(items) => items.is_empty(),
                 _ => false,
             };
-            (!empty).then_some(name.as_str())
+            (!empty).then_some((name.as_str(), value))
         })
     }
 

@@ -75,8 +75,6 @@ const TELLING: &[&str] = &[
     "delta_net",
     "rwkv",
     "lru",
-    "compress_rat",
-    "kv_compress",
     "hybrid",
     "block_types",
     "attn_type",
@@ -91,16 +89,26 @@ const TELLING: &[&str] = &[
     "conv1d",
     "short_conv",
     "d_conv",
-    "kv_shar",
-    "shared_kv",
-    "cla_share",
-    "yoco",
     "attention_chunk",
     "state_size",
     "sparse_attention",
     "global_attn",
     "cross_attention",
+];
+
+/// Fields that say what layers keep beyond their kinds: whose keys and values they read, how those are
+/// compressed, and how often the layers run, each time with a cache of its own. No list of kinds
+/// answers them.
+const BEYOND_KINDS: &[&str] = &[
+    "compress_rat",
+    "kv_compress",
+    "kv_shar",
+    "shared_kv",
+    "cla_share",
+    "yoco",
     "cross_layer",
+    "ut_steps",
+    "num_loop",
 ];
 
 /// Decides the kinds of so many layers where its fields are given.
@@ -125,12 +133,47 @@ pub fn kinds(fields: &Fields<'_>, count: u64, drafts: u64) -> Result<Vec<Kind>, 
         windows_above,
         only_mamba,
     ];
+    refuse_beyond_kinds(fields)?;
     for rule in rules {
         if let Some(kinds) = rule(fields, count)? {
+            if !defaults::is_known(fields.family()) {
+                fields.note(format!(
+                    "model_type {} is not known here: planned from its plain fields, with layers of the kinds that they say",
+                    fields.family()
+                ));
+            }
             return expect_count(fields, kinds, count, drafts);
         }
     }
     uniform(fields, count)
+}
+
+fn is_of(name: &str, parts: &[&str]) -> bool {
+    let name = name.to_lowercase();
+    parts.iter().any(|part| name.contains(part))
+}
+
+fn refuse_beyond_kinds(fields: &Fields<'_>) -> Result<(), ConfigError> {
+    let family = fields.family();
+    // Hunyuan's files have the factor also where it is not used.
+    let is_off = fields.flag("use_cla")? == Some(false);
+    let is_answered = |name: &str, value: &Value| match name {
+        "num_kv_shared_layers" => defaults::is_known(family),
+        "cla_share_factor" if is_off => true,
+        // A factor of 1 shares nothing, and one run is what any model has.
+        _ => value.as_f64() == Some(1.0),
+    };
+    let beyond = fields
+        .set()
+        .find(|(name, value)| is_of(name, BEYOND_KINDS) && !is_answered(name, value));
+    match beyond {
+        None => Ok(()),
+        Some((name, _)) => refused(format!(
+            "model_type {family}: its field {} is set, which decides beyond the kinds of layers what they keep \
+             (whose keys and values they read, or how often they run), in a way that is not known here",
+            fields.named(name)
+        )),
+    }
 }
 
 fn expect_count(
@@ -156,12 +199,8 @@ fn uniform(fields: &Fields<'_>, count: u64) -> Result<Vec<Kind>, ConfigError> {
     let is_plain = defaults::is_plain(family);
     if !is_plain {
         let latent = fields.get("kv_lora_rank").is_some();
-        let telling = fields.set().find(|name| {
-            TELLING
-                .iter()
-                .any(|part| name.to_lowercase().contains(part))
-        });
-        if let Some(name) = telling {
+        let telling = fields.set().find(|(name, _)| is_of(name, TELLING));
+        if let Some((name, _)) = telling {
             return refused(format!(
                 "model_type {family} is not known here, and its field {} may decide what layers keep; \
                  give layer_types, one name for each layer, so that nothing has to be guessed",

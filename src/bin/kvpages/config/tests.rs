@@ -508,6 +508,51 @@ fn refusals_name_the_field() {
     }
 }
 
+/// A list of kinds does not say whose keys and values layers read, nor how often they run.
+#[test]
+fn what_no_list_of_kinds_answers_is_refused() {
+    for family in ["brand_new", "llama"] {
+        let text = |more: &str| {
+            format!(
+                r#"{{"model_type": "{family}", "hidden_size": 4096, "num_attention_heads": 32, "dtype": "bfloat16",
+                "num_key_value_heads": 8, "num_hidden_layers": 2, "layer_types": ["full_attention", "full_attention"]
+                {more}}}"#
+            )
+        };
+        for field in [
+            "cla_share_factor",
+            "kv_sharing",
+            "shared_kv_layers",
+            "yoco_start",
+            "cross_layer_kv",
+            "kv_compression",
+            "compress_ratio",
+            "total_ut_steps",
+            "num_loops",
+        ] {
+            for value in ["2", "true", "[0, 1]", "\"all\""] {
+                let text = text(&format!(", \"{field}\": {value}"));
+                let error = read(&text, &WISHES).unwrap_err();
+                assert!(error.0.contains(field), "{family}, {field}: {error}");
+            }
+            for value in ["null", "false", "0", "1", "1.0", "[]"] {
+                let text = text(&format!(", \"{field}\": {value}"));
+                let described = read(&text, &WISHES);
+                assert!(described.is_ok(), "{family}, {field} {value}");
+            }
+        }
+        // Hunyuan's files have it beside what turns it off.
+        let off = text(", \"use_cla\": false, \"cla_share_factor\": 2");
+        assert_eq!(summary(&read(&off, &WISHES).unwrap()), "2 full 8x128");
+        let notes = read(&text(""), &WISHES).unwrap().notes.join("\n");
+        let is_noted = notes.contains("model_type brand_new is not known here");
+        assert_eq!(is_noted, family == "brand_new", "{notes}");
+        // Gemma's rule, which is not everybody's.
+        let shared = read(&text(", \"num_kv_shared_layers\": 1"), &WISHES);
+        assert_eq!(shared.is_err(), family == "brand_new");
+    }
+}
+
 /// Yes and no are as strict as numbers, and null is a field left out.
 #[test]
 fn what_is_no_yes_or_no_is_refused() {
@@ -667,7 +712,7 @@ fn fields_as_they_are_published() {
         (
             r#"{"model_type": "unheard_of", "hidden_size": 4096, "num_attention_heads": 32,
                 "num_key_value_heads": 8, "num_hidden_layers": 32, "cross_layer_interval": 4}"#,
-            "cross_layer_interval may decide",
+            "cross_layer_interval is set",
         ),
     ] {
         let error = read(text, &WISHES).unwrap_err();
