@@ -1,6 +1,8 @@
 //! The fields of a file, looked up by any of their names, with what is noted on the way.
 
 use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::ops::Range;
 
 use kvpages::dtype::Dtype;
 use serde_json::{Map, Value};
@@ -335,6 +337,62 @@ impl<'a> Fields<'a> {
         };
         let numbers = items.iter().map(|item| self.as_number(name, item));
         numbers.collect::<Result<_, _>>().map(Some)
+    }
+
+    /// A list of numbers of layers, as [`layers_of`](Fields::layers_of) takes it, where the field is given.
+    pub fn layers(
+        &self,
+        name: &str,
+        numbers: Range<u64>,
+    ) -> Result<Option<BTreeSet<u64>>, ConfigError> {
+        let items = self.items(name)?;
+        items
+            .map(|items| self.layers_of(name, items, numbers))
+            .transpose()
+    }
+
+    /// Numbers of layers, each of `numbers` and none twice.
+    pub fn layers_of(
+        &self,
+        name: &str,
+        items: &[Value],
+        numbers: Range<u64>,
+    ) -> Result<BTreeSet<u64>, ConfigError> {
+        let mut layers = BTreeSet::new();
+        for item in items {
+            let layer = self.as_number(name, item)?;
+            if !numbers.contains(&layer) {
+                return refused(format!(
+                    "{} has layer {layer}, but layers are numbered {} to {}",
+                    self.named(name),
+                    numbers.start,
+                    numbers.end.saturating_sub(1)
+                ));
+            }
+            if !layers.insert(layer) {
+                return refused(format!(
+                    "{} has layer {layer} twice; it must be there once",
+                    self.named(name)
+                ));
+            }
+        }
+        Ok(layers)
+    }
+
+    /// A list of 0 and 1, where the field is given.
+    pub fn switches(&self, name: &str) -> Result<Option<Vec<bool>>, ConfigError> {
+        let Some(numbers) = self.numbers(name)? else {
+            return Ok(None);
+        };
+        let switches = numbers.iter().enumerate().map(|(at, number)| match number {
+            0 => Ok(false),
+            1 => Ok(true),
+            other => refused(format!(
+                "{}[{at}] is {other}; it must be 0 or 1",
+                self.named(name)
+            )),
+        });
+        switches.collect::<Result<_, _>>().map(Some)
     }
 
     /// A text, where the field is given.

@@ -321,16 +321,13 @@ fn kimi_lists(fields: &Fields<'_>, count: u64) -> Result<Option<Vec<Kind>>, Conf
     let Some(Value::Object(linear)) = fields.get("linear_attn_config") else {
         return Ok(None);
     };
-    let list = |name: &str| -> Result<Vec<u64>, ConfigError> {
-        let items = linear.get(name).and_then(Value::as_array);
-        match items {
-            Some(items) => items
-                .iter()
-                .map(|item| fields.as_number(name, item))
-                .collect(),
+    let list = |name: &str| {
+        let full_name = format!("linear_attn_config.{name}");
+        match linear.get(name).and_then(Value::as_array) {
+            Some(items) => fields.layers_of(&full_name, items, 1..count + 1),
             None => refused(format!(
                 "the field {} is missing, the list of such layers",
-                fields.named(&format!("linear_attn_config.{name}"))
+                fields.named(&full_name)
             )),
         }
     };
@@ -353,32 +350,26 @@ fn kimi_lists(fields: &Fields<'_>, count: u64) -> Result<Option<Vec<Kind>>, Conf
 
 /// 1 for a window, 0 for full attention.
 fn numbers_of_mimo(fields: &Fields<'_>, _: u64) -> Result<Option<Vec<Kind>>, ConfigError> {
-    let Some(numbers) = fields.numbers("hybrid_layer_pattern")? else {
-        return Ok(None);
-    };
-    let kind = |number: u64| {
-        if number == 1 {
-            Kind::Sliding
-        } else {
-            Kind::Full
-        }
-    };
-    Ok(Some(numbers.into_iter().map(kind).collect()))
+    let kinds = (Kind::Full, Kind::Sliding);
+    one_number_a_layer(fields, "hybrid_layer_pattern", kinds)
 }
 
 /// 1 for full attention, 0 for lightning attention.
 fn numbers_of_minimax(fields: &Fields<'_>, _: u64) -> Result<Option<Vec<Kind>>, ConfigError> {
-    let Some(numbers) = fields.numbers("attn_type_list")? else {
+    one_number_a_layer(fields, "attn_type_list", (Kind::Linear, Kind::Full))
+}
+
+/// The kind of a layer where its number is 0, and where it is 1.
+fn one_number_a_layer(
+    fields: &Fields<'_>,
+    name: &str,
+    (zero, one): (Kind, Kind),
+) -> Result<Option<Vec<Kind>>, ConfigError> {
+    let Some(switches) = fields.switches(name)? else {
         return Ok(None);
     };
-    let kind = |number: u64| {
-        if number == 0 {
-            Kind::Linear
-        } else {
-            Kind::Full
-        }
-    };
-    Ok(Some(numbers.into_iter().map(kind).collect()))
+    let kind = |is_one| if is_one { one } else { zero };
+    Ok(Some(switches.into_iter().map(kind).collect()))
 }
 
 /// The layers with attention; the others convolve (LFM2) or are Mamba.
@@ -387,7 +378,7 @@ fn attention_indices(fields: &Fields<'_>, count: u64) -> Result<Option<Vec<Kind>
         ("attn_layer_indices", Kind::Mamba),
         ("full_attn_idxs", Kind::ShortConv),
     ] {
-        if let Some(full) = fields.numbers(name)? {
+        if let Some(full) = fields.layers(name, 0..count)? {
             let kind = |layer| {
                 if full.contains(&layer) {
                     Kind::Full
@@ -431,6 +422,12 @@ fn attention_period(fields: &Fields<'_>, count: u64) -> Result<Option<Vec<Kind>>
     if given.is_none() {
         fields.note(format!(
             "attn_layer_offset is not given: {offset}, the default of the class"
+        ));
+    }
+    if offset >= period {
+        return refused(format!(
+            "{} is {offset}; it must be less than attn_layer_period, {period}",
+            fields.named("attn_layer_offset")
         ));
     }
     each(count, |layer| match layer % period == offset {
@@ -527,18 +524,9 @@ fn chunks_of_llama4(fields: &Fields<'_>, count: u64) -> Result<Option<Vec<Kind>>
     if chunk.is_none() {
         return repeat(Kind::Full, count).map(Some);
     }
-    if let Some(rotary) = fields
-        .numbers("no_rope_layers")?
-        .filter(|list| !list.is_empty())
-    {
-        let kind = |number: u64| {
-            if number == 0 {
-                Kind::Full
-            } else {
-                Kind::Chunked
-            }
-        };
-        return Ok(Some(rotary.into_iter().map(kind).collect()));
+    let rotary = one_number_a_layer(fields, "no_rope_layers", (Kind::Full, Kind::Chunked))?;
+    if let Some(kinds) = rotary.filter(|kinds| !kinds.is_empty()) {
+        return Ok(Some(kinds));
     }
     let interval = fields.required(
         &["no_rope_layer_interval"],
@@ -553,7 +541,7 @@ fn chunks_of_llama4(fields: &Fields<'_>, count: u64) -> Result<Option<Vec<Kind>>
 
 /// Layers that attend to an image's tokens.
 fn cross_layers(fields: &Fields<'_>, count: u64) -> Result<Option<Vec<Kind>>, ConfigError> {
-    let Some(cross) = fields.numbers("cross_attention_layers")? else {
+    let Some(cross) = fields.layers("cross_attention_layers", 0..count)? else {
         return Ok(None);
     };
     let kind = |layer| {

@@ -553,6 +553,102 @@ fn what_no_list_of_kinds_answers_is_refused() {
     }
 }
 
+/// What lists of layers and of 0 and 1 say beyond the layers is no layer that is passed over.
+#[test]
+fn lists_that_say_more_than_there_is_are_refused() {
+    let mllama = r#"{"model_type": "mllama", "text_config": {"model_type": "mllama_text_model", "hidden_size": 4096,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "num_hidden_layers": 4, "dtype": "bfloat16",
+        "cross_attention_layers": LIST}}"#;
+    for (list, expected) in [
+        (
+            "[1, 4]",
+            "text_config.cross_attention_layers has layer 4, but layers are numbered 0 to 3",
+        ),
+        (
+            "[1, 3, 1]",
+            "text_config.cross_attention_layers has layer 1 twice",
+        ),
+    ] {
+        let error = read(&mllama.replace("LIST", list), &WISHES).unwrap_err();
+        assert!(error.0.contains(expected), "{list}: {error}");
+    }
+    let full = "linear_attn_config.full_attn_layers";
+    let bits = |count: usize, other: u64| -> Vec<u64> {
+        let mut bits = vec![1; count];
+        bits[2] = other;
+        bits
+    };
+    for (name, field, list, expected) in [
+        (
+            "bamba",
+            "attn_layer_indices",
+            vec![9, 32],
+            "has layer 32, but layers are numbered 0 to 31",
+        ),
+        (
+            "bamba",
+            "attn_layer_indices",
+            vec![9, 9],
+            "has layer 9 twice",
+        ),
+        (
+            "lfm2",
+            "full_attn_idxs",
+            vec![2, 16],
+            "has layer 16, but layers are numbered 0 to 15",
+        ),
+        (
+            "kimi_linear",
+            full,
+            vec![4, 28],
+            "has layer 28, but layers are numbered 1 to 27",
+        ),
+        (
+            "kimi_linear",
+            full,
+            vec![0],
+            "has layer 0, but layers are numbered 1 to 27",
+        ),
+        ("kimi_linear", full, vec![4, 4], "has layer 4 twice"),
+        (
+            "mimo_v2_flash",
+            "hybrid_layer_pattern",
+            bits(48, 2),
+            "[2] is 2; it must be 0 or 1",
+        ),
+        (
+            "minimax_text_01",
+            "attn_type_list",
+            bits(80, 7),
+            "[2] is 7; it must be 0 or 1",
+        ),
+        (
+            "llama4",
+            "text_config.no_rope_layers",
+            bits(48, 3),
+            "[2] is 3; it must be 0 or 1",
+        ),
+    ] {
+        let error = read(&changed(name, field, Some(list.into())), &WISHES).unwrap_err();
+        let expected = format!(
+            "{field}{}{expected}",
+            if expected.starts_with('[') { "" } else { " " }
+        );
+        assert!(error.0.contains(&expected), "{name}, {expected}: {error}");
+    }
+    for (offset, is_read) in [(7, true), (8, false)] {
+        let text = changed("jamba", "attn_layer_offset", Some(offset.into()));
+        match (read(&text, &WISHES), is_read) {
+            (Ok(_), true) => {}
+            (Err(error), false) => {
+                let expected = "attn_layer_offset is 8; it must be less than attn_layer_period, 8";
+                assert!(error.0.contains(expected), "{error}");
+            }
+            (other, _) => panic!("{offset}: {other:?}"),
+        }
+    }
+}
+
 /// Yes and no are as strict as numbers, and null is a field left out.
 #[test]
 fn what_is_no_yes_or_no_is_refused() {
