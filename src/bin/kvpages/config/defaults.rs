@@ -383,6 +383,11 @@ pub fn is_known(family: &str) -> bool {
             .any(|(families, _)| families.contains(&family))
 }
 
+/// Families where `model_max_length` is how long sequences may be, whatever other fields say.
+pub fn has_own_max_len(family: &str) -> bool {
+    ["cohere", "cohere2"].contains(&family)
+}
+
 /// Families where `sliding_window` holds for all layers when nothing says which have it.
 pub fn windows_all(family: &str) -> bool {
     [

@@ -521,6 +521,12 @@ impl<'a> Fields<'a> {
 
     /// The longest sequence, where the file has it.
     pub fn max_len(&self) -> Result<Option<u64>, ConfigError> {
+        // Cohere's max_position_embeddings are those of its training.
+        if defaults::has_own_max_len(&self.family)
+            && let Some(len) = self.number("model_max_length")?
+        {
+            return self.positive("model_max_length", len).map(Some);
+        }
         if let Some(len) = self.known(MAX_LEN)? {
             return Ok(Some(len));
         }
@@ -588,7 +594,7 @@ impl Fields<'_> {
         }
     }
 
-    /// Tokens that YaRN reaches.
+    /// Tokens that scaled positions reach.
     fn stretched(&self) -> Option<u64> {
         let scaling = self
             .get("rope_scaling")
@@ -598,9 +604,17 @@ impl Fields<'_> {
             .or_else(|| scaling.get("type"))?
             .as_str()?;
         let factor = scaling.get("factor")?.as_f64()?;
-        let original = scaling.get("original_max_position_embeddings")?.as_u64()?;
+        let original = scaling.get("original_max_position_embeddings");
+        let original = match (original.and_then(Value::as_u64), kind) {
+            (Some(original), "yarn" | "linear" | "dynamic") => original,
+            // Gemma 3's max_position_embeddings are those that it was stretched to.
+            (None, "linear" | "dynamic") if !self.family.starts_with("gemma3") => {
+                self.number("max_position_embeddings").ok()??
+            }
+            _ => return None,
+        };
         let tokens = factor * original as f64;
-        (kind == "yarn" && (1.0..1e15).contains(&tokens)).then_some(tokens as u64)
+        (1.0..1e15).contains(&tokens).then_some(tokens as u64)
     }
 }
 

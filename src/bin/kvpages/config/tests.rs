@@ -328,6 +328,63 @@ fn lengths_and_encoders() {
     }
 }
 
+/// Cohere says of its own how long sequences may be; others have what they were trained with.
+#[test]
+fn lengths_that_other_fields_change() {
+    let plain = r#""hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8,
+        "num_hidden_layers": 4, "max_position_embeddings": 8192, "dtype": "bfloat16""#;
+    let own = r#""model_max_length": 132096"#;
+    let cohere = format!(r#"{{"model_type": "cohere", {plain}, {own}}}"#);
+    let aya = format!(
+        r#"{{"model_type": "aya_vision", "text_config": {{"model_type": "cohere2", {plain}, {own}}}}}"#
+    );
+    let llama = format!(r#"{{"model_type": "llama", {plain}, {own}}}"#);
+    for (text, expected) in [(cohere, 132_096), (aya, 132_096), (llama, 8192)] {
+        let described = read(&text, &WISHES).unwrap();
+        assert_eq!(described.max_len, Some(expected), "{text}");
+    }
+    for (family, scaling, expected) in [
+        (
+            "llama",
+            r#"{"type": "linear", "factor": 4.0}"#,
+            Some(32_768),
+        ),
+        (
+            "llama",
+            r#"{"rope_type": "dynamic", "factor": 2}"#,
+            Some(16_384),
+        ),
+        (
+            "llama",
+            r#"{"rope_type": "linear", "factor": 8, "original_max_position_embeddings": 2048}"#,
+            Some(16_384),
+        ),
+        (
+            "llama",
+            r#"{"rope_type": "linear", "factor": 4, "original_max_position_embeddings": 2048}"#,
+            None,
+        ),
+        ("llama", r#"{"rope_type": "llama3", "factor": 8}"#, None),
+        (
+            "gemma3_text",
+            r#"{"rope_type": "linear", "factor": 8}"#,
+            None,
+        ),
+    ] {
+        let text = format!(r#"{{"model_type": "{family}", {plain}, "rope_scaling": {scaling}}}"#);
+        let described = read(&text, &WISHES).unwrap();
+        assert_eq!(described.max_len, Some(8192), "{text}");
+        let notes = described.notes.join("\n");
+        match expected {
+            Some(tokens) => assert!(
+                notes.contains(&format!("from 8192 to {tokens} tokens")),
+                "{notes}"
+            ),
+            None => assert!(!notes.contains("may stretch"), "{notes}"),
+        }
+    }
+}
+
 /// A fixture with a field set to another value; with none, left out.
 fn changed(name: &str, field: &str, value: Option<Value>) -> String {
     let mut config: Value = serde_json::from_str(&fixture(name)).unwrap();
