@@ -363,6 +363,39 @@ fn lengths() {
     plan("mamba2", &["--memory", "4GiB", "--max-model-len", "8192"]);
 }
 
+/// 2.9998 requests are not 3 of them, and a quotient that is whole loses no token.
+#[test]
+fn counts_are_rounded_down() {
+    let arguments = ["--memory", "48GiB"];
+    let answer = json("llama", &arguments);
+    let requests = answer["longest"]["requests"].as_f64().unwrap();
+    assert!(requests > 2.995 && requests < 3.0, "{requests}");
+    let report = plan("llama", &arguments);
+    let compared = plan("llama", &["--compare", "48GiB"]);
+    let picture = plan("llama", &[&arguments[..], &["--map", "-"]].concat());
+    assert!(
+        report.contains(" 2.99 ") && !report.contains(" 3.00 "),
+        "{report}"
+    );
+    assert!(
+        compared.contains(" 2.99 ") && !compared.contains(" 3.00 "),
+        "{compared}"
+    );
+    for part in [
+        ">of longest requests, 131,072 tokens each: 2.99 fit<",
+        ". 2.99 requests of",
+    ] {
+        assert!(picture.contains(part), "{part}");
+    }
+    let exact = json("glm_moe_dsa", &["--memory", "80GiB", "--kv-dtype", "f32"]);
+    let blocks = exact["explanation"]["num_blocks"].as_u64().unwrap() - 1;
+    let longest = &exact["longest"];
+    let len = longest["len"].as_u64().unwrap();
+    let of_one = longest["blocks_per_request"].as_u64().unwrap();
+    assert_eq!(longest["tokens"], blocks * len / of_one);
+    assert_eq!(blocks * len % of_one, 0);
+}
+
 #[test]
 fn choices_change_the_plan() {
     let tokens = |name: &str, arguments: &[&str]| {
@@ -403,7 +436,7 @@ fn several_plans_in_one_table() {
         .collect();
     assert_eq!(rows.len(), 3, "{table}");
     assert!(
-        rows[0].contains("none") && rows[1].contains("1.50"),
+        rows[0].contains("none") && rows[1].contains("1.49"),
         "{table}"
     );
     assert!(

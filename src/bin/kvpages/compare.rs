@@ -118,9 +118,10 @@ impl Requests {
 
     fn cell(&self, answer: &Answer) -> String {
         let holds = (self.holds)(answer);
+        let requests = holds.requests_text();
         match self.length {
-            Some(_) => format!("{:.2}", holds.requests),
-            None => format!("{:.2} of {}", holds.requests, grouped(holds.len)),
+            Some(_) => requests,
+            None => format!("{requests} of {}", grouped(holds.len)),
         }
     }
 }

@@ -84,7 +84,7 @@ fn fits(out: &mut String, answer: &Answer) {
         [
             name.to_owned(),
             grouped(holds.len),
-            format!("{:.2}", holds.requests),
+            holds.requests_text(),
             grouped(holds.tokens),
             size(holds.bytes),
             grouped(holds.bytes_per_token.ceil() as u64),
