@@ -396,6 +396,32 @@ fn counts_are_rounded_down() {
     assert_eq!(blocks * len % of_one, 0);
 }
 
+/// Ranks without layers are neither in what is given nor in what is wasted.
+#[test]
+fn idle_ranks_waste_nothing() {
+    let arguments = ["--memory", "40GiB", "--pp", "20"];
+    let answer = json("nemotron_nas", &arguments);
+    let workers = answer["explanation"]["workers"].as_array().unwrap();
+    let (mut given, mut wasted, mut idle) = (0, 0, 0);
+    for worker in workers {
+        let ranks = worker["workers"].as_array().unwrap().len() as u64;
+        match worker["num_tensors"].as_u64().unwrap() {
+            0 => idle += ranks,
+            _ => {
+                given += ranks * worker["memory_bytes"].as_u64().unwrap();
+                wasted += ranks * worker["wasted_bytes"]["total"].as_u64().unwrap();
+            }
+        }
+    }
+    assert_eq!(idle, 5);
+    assert_eq!(answer["waste_share"], wasted as f64 / given as f64);
+    let report = plan("nemotron_nas", &arguments);
+    let line = report
+        .lines()
+        .find(|line| line.starts_with("stages 11, 12"));
+    assert!(line.is_some_and(|line| line.ends_with(" idle")), "{report}");
+}
+
 #[test]
 fn choices_change_the_plan() {
     let tokens = |name: &str, arguments: &[&str]| {
