@@ -383,6 +383,11 @@ pub fn is_known(family: &str) -> bool {
             .any(|(families, _)| families.contains(&family))
 }
 
+/// Families whose classes have one key-value head unless `multi_query` says otherwise.
+pub fn is_multi_query(family: &str) -> bool {
+    ["falcon", "gpt_bigcode"].contains(&family)
+}
+
 /// Families where `model_max_length` is how long sequences may be, whatever other fields say.
 pub fn has_own_max_len(family: &str) -> bool {
     ["cohere", "cohere2"].contains(&family)

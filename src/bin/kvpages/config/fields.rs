@@ -433,9 +433,8 @@ impl<'a> Fields<'a> {
         }
         // One head for all queries. Falcon's class writes num_kv_heads into its files all the same, and
         // does not look at it unless the architecture is the new one.
-        if self.flag("multi_query")? == Some(true)
-            && self.flag("new_decoder_architecture")? != Some(true)
-        {
+        let is_new = self.flag("new_decoder_architecture")? == Some(true);
+        if !is_new && self.is_multi_query()? {
             return Ok(1);
         }
         // SantaCoder, of GPT-2's family.
@@ -475,6 +474,19 @@ impl<'a> Fields<'a> {
             self.named(KV_HEADS[0])
         ));
         Ok(heads)
+    }
+
+    fn is_multi_query(&self) -> Result<bool, ConfigError> {
+        let given = self.flag("multi_query")?;
+        let is_left_out = !self.names("multi_query") && defaults::is_multi_query(&self.family);
+        if is_left_out {
+            self.note(format!(
+                "{} is not given: true, the default of {}'s configuration class",
+                self.named("multi_query"),
+                self.family
+            ));
+        }
+        Ok(is_left_out || given == Some(true))
     }
 
     /// A number that may be one for all layers or a list of one for each.

@@ -712,7 +712,7 @@ fn what_is_no_yes_or_no_is_refused() {
     for (name, field, other) in [
         ("mistral", "use_sliding_window", "false"),
         ("llama", "use_cla", "yes"),
-        ("falcon", "multi_query", "true"),
+        ("gpt2", "multi_query", "true"),
         ("falcon", "new_decoder_architecture", "1"),
         ("llama", "multi_query_attention", "1"),
         ("llama", "add_cross_attention", "1"),
@@ -779,6 +779,23 @@ fn fields_as_they_are_published() {
                 "multi_query": true, "new_decoder_architecture": true, "num_kv_heads": 8}"#
                 .to_owned(),
             "60 full 8x64",
+        ),
+        // So does the class's default, where the field is left out.
+        (
+            format!(r#"{{"model_type": "falcon", {falcon}, "num_kv_heads": 71}}"#),
+            "32 full 1x64",
+        ),
+        (
+            format!(r#"{{"model_type": "falcon", {falcon}, "multi_query": false}}"#),
+            "32 full 71x64",
+        ),
+        (
+            format!(r#"{{"model_type": "falcon", {falcon}, "new_decoder_architecture": true}}"#),
+            "32 full 71x64",
+        ),
+        (
+            r#"{"model_type": "gpt_bigcode", "n_embd": 6144, "n_head": 48, "n_layer": 40}"#.to_owned(),
+            "40 full 1x128",
         ),
         (
             format!(r#"{{{mpt}, "attn_config": {{"attn_type": "multiquery_attention"}}}}"#),
