@@ -511,21 +511,29 @@ impl<'a> Fields<'a> {
 
     /// Elements of one head.
     pub fn head_dim(&self) -> Result<u64, ConfigError> {
-        if let Some(width) = self.known(HEAD_DIM)? {
+        // Zamba's attention reads the embeddings beside the hidden state. Its other fields of a width are
+        // not those of its attention.
+        let (names, times, twice) = match self.family.as_str() {
+            "zamba" | "zamba2" => (&["attention_head_dim"][..], 2, "twice the "),
+            _ => (HEAD_DIM, 1, ""),
+        };
+        if let Some(width) = self.known(names)? {
             return Ok(width);
         }
-        let hidden = self.required(HIDDEN, "and head_dim is not given either")?;
+        let why = format!("and {} is not given either", names[0]);
+        let hidden = self.required(HIDDEN, &why)?.saturating_mul(times);
         let heads = self.heads(0)?;
         if !hidden.is_multiple_of(heads) {
             return refused(format!(
-                "{} is not given, and {} {hidden} is no multiple of the {heads} query heads; give head_dim",
-                self.named("head_dim"),
-                HIDDEN[0]
+                "{} is not given, and {twice}{} {hidden} is no multiple of the {heads} query heads; give {}",
+                self.named(names[0]),
+                HIDDEN[0],
+                names[0]
             ));
         }
         self.note(format!(
-            "{} is not given: hidden size {hidden} over {heads} query heads, {}",
-            self.named("head_dim"),
+            "{} is not given: {twice}hidden size {hidden} over {heads} query heads, {}",
+            self.named(names[0]),
             hidden / heads
         ));
         Ok(hidden / heads)

@@ -79,12 +79,39 @@ pub fn mamba(fields: &Fields<'_>, wishes: &Wishes) -> Result<Store, ConfigError>
         (true, _) => None,
         // The plain model's own names.
         (_, "mamba2") => Some(fields.required(&["num_heads"], "the number of state heads")?),
-        _ => fields.known(HEADS)?,
+        _ => match fields.known(HEADS)? {
+            None if is_second(fields) => Some(heads_of_width(fields)?),
+            heads => heads,
+        },
     };
     match heads {
         Some(heads) => mamba2(fields, wishes, heads),
         None => mamba1(fields, wishes),
     }
+}
+
+/// Whether fields that only the second version has are given.
+fn is_second(fields: &Fields<'_>) -> bool {
+    let gives = |names: &[&str]| names.iter().any(|name| fields.get(name).is_some());
+    gives(HEAD_DIM) && gives(GROUPS)
+}
+
+/// The heads of a Mamba 2 layer where only their width is given.
+fn heads_of_width(fields: &Fields<'_>) -> Result<u64, ConfigError> {
+    let head_dim = fields.required(HEAD_DIM, "the width of a Mamba head")?;
+    let width = inner_width(fields)?;
+    if !width.is_multiple_of(head_dim) {
+        return refused(format!(
+            "the width of a Mamba layer, {width}, is no multiple of its heads' width {head_dim}; give {}",
+            fields.named(HEADS[0])
+        ));
+    }
+    let heads = width / head_dim;
+    fields.note(format!(
+        "{} is not given: the width of a Mamba layer {width} over its heads' {head_dim}, {heads}",
+        fields.named(HEADS[0])
+    ));
+    Ok(heads)
 }
 
 fn inner_width(fields: &Fields<'_>) -> Result<u64, ConfigError> {

@@ -480,6 +480,7 @@ fn refusals_name_the_field() {
             Some(vec![4; 3].into()),
             "has 3 entries",
         ),
+        ("deepseek_v4", "head_dim", None, "head_dim is missing"),
         (
             "deepseek_v4",
             "sliding_window",
@@ -888,6 +889,42 @@ fn fields_as_they_are_published() {
         let error = read(text, &WISHES).unwrap_err();
         assert!(error.0.contains(expected), "{text}: {error}");
     }
+}
+
+/// Zamba's heads are of twice the hidden size, and what has groups and widths of heads is Mamba 2.
+#[test]
+fn zamba_with_few_fields() {
+    let zamba = |more: &str| {
+        format!(
+            r#"{{"model_type": "zamba2", "hidden_size": 3584, "num_hidden_layers": 2, "dtype": "bfloat16",
+            "layers_block_type": ["mamba", "hybrid"], "num_attention_heads": 32, "num_key_value_heads": 32,
+            "kv_channels": 112, "mamba_headdim": 64, "mamba_ngroups": 2, "mamba_d_state": 64{more}}}"#
+        )
+    };
+    let widths = r#", "mamba_expand": 2, "mamba_d_conv": 4"#;
+    let own = format!(r#"{widths}, "n_mamba_heads": 56, "attention_head_dim": 128"#);
+    for (more, expected) in [
+        (
+            widths,
+            "2 mamba2 bfloat16[3,7424] bfloat16[112,64,64]; 1 full 32x224",
+        ),
+        (
+            own.as_str(),
+            "2 mamba2 bfloat16[3,3840] bfloat16[56,64,64]; 1 full 32x128",
+        ),
+    ] {
+        let described = read(&zamba(more), &WISHES).unwrap();
+        assert_eq!(summary(&described), expected);
+    }
+    let notes = read(&zamba(widths), &WISHES).unwrap().notes.join("\n");
+    for part in [
+        "attention_head_dim is not given: twice the hidden size 7168 over 32 query heads, 224",
+        "mamba_num_heads is not given: the width of a Mamba layer 7168 over its heads' 64, 112",
+    ] {
+        assert!(notes.contains(part), "{part}: {notes}");
+    }
+    let error = read(&zamba(""), &WISHES).unwrap_err();
+    assert!(error.0.contains("mamba_expand is missing"), "{error}");
 }
 
 /// A decoder beside an encoder of another kind keeps the encoder's tokens too.
