@@ -208,7 +208,8 @@ pub fn compressed(
     fields: &Fields<'_>,
     ratio: u64,
 ) -> Result<Vec<(&'static str, Store)>, ConfigError> {
-    let width = fields.head_dim()?;
+    // Not the hidden size over the heads, which is another width.
+    let width = fields.required(&["head_dim"], "the width of a latent")?;
     let window = fields.required(&["sliding_window"], "the tokens of a window")?;
     let part = |part, width, tokens| Store::Compressed {
         part,
