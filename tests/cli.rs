@@ -396,6 +396,72 @@ fn counts_are_rounded_down() {
     assert_eq!(blocks * len % of_one, 0);
 }
 
+/// A chosen backend plans only what its kernels read.
+#[test]
+fn layers_that_a_backend_cannot_read_are_refused() {
+    let fits = |name: &str, backend: &str, kv: &str| {
+        let config = fixture(name);
+        let arguments = ["--memory", "200GiB", "-l", "4096", "--backend", backend];
+        run(&[&["plan", &config, "--kv-dtype", kv], &arguments[..]].concat())
+    };
+    for (name, backend, kv, expected) in [
+        (
+            "mimo_v2_flash",
+            "flash-attention-nhd",
+            "auto",
+            Some("keys and values of one width; the layer stores 192 and 128"),
+        ),
+        (
+            "mimo_v2_flash",
+            "hpc-attention",
+            "fp8",
+            Some("one width; the layer stores 192 and 128"),
+        ),
+        ("mimo_v2_flash", "flash-attention-diff-kv-hnd", "auto", None),
+        ("mimo_v2_flash", "auto", "auto", None),
+        (
+            "llama",
+            "flash-attention-nhd",
+            "nvfp4",
+            Some("no layout for nvfp4"),
+        ),
+        ("llama", "triton-hnd", "nvfp4", Some("no layout for nvfp4")),
+        ("llama", "flash-infer-hnd", "nvfp4", None),
+        ("llama", "auto", "nvfp4", None),
+    ] {
+        let output = fits(name, backend, kv);
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        match expected {
+            None => assert!(output.status.success(), "{name} on {backend}: {stderr}"),
+            Some(why) => {
+                assert_eq!(output.status.code(), Some(1), "{name} on {backend}");
+                let named =
+                    format!("layer model.layers.0.self_attn: kernels of the backend {backend}");
+                assert!(stderr.contains(&named) && stderr.contains(why), "{stderr}");
+            }
+        }
+    }
+    // What the tool chooses itself reads every model in every type that the model takes.
+    for name in every_fixture() {
+        for kv in [
+            "auto",
+            "fp8",
+            "fp8_per_token_head",
+            "int4_per_token_head",
+            "nvfp4",
+        ] {
+            let error = String::from_utf8(fits(&name, "auto", kv).stderr).unwrap();
+            // No kernel reads nvfp4 where keys and values differ.
+            let is_refused = name == "mimo_v2_flash" && kv == "nvfp4";
+            assert_eq!(
+                error.contains("cannot read"),
+                is_refused,
+                "{name} {kv}: {error}"
+            );
+        }
+    }
+}
+
 /// Ranks without layers are neither in what is given nor in what is wasted.
 #[test]
 fn idle_ranks_waste_nothing() {
