@@ -613,8 +613,22 @@ fn configs_from_elsewhere() {
     std::fs::create_dir_all(&folder).unwrap();
     std::fs::write(folder.join("config.json"), text).unwrap();
     let from_folder = said(&["plan", folder.to_str().unwrap(), "--memory", "40GiB"]);
+    std::fs::write(folder.join("config.json"), b"{\"model_type\": \"\xff\"}").unwrap();
+    let error = refused(&["plan", folder.to_str().unwrap(), "--memory", "40GiB"], 2);
+    assert!(error.contains("UTF-8"), "{error}");
     std::fs::remove_dir_all(&folder).unwrap();
     assert_eq!(from_folder, plan("llama", &["--memory", "40GiB"]));
+}
+
+/// Whatever never ends is read as far as any config goes.
+#[cfg(unix)]
+#[test]
+fn a_stream_without_an_end_is_refused() {
+    let error = refused(&["plan", "/dev/zero", "--memory", "40GiB"], 2);
+    assert!(
+        error.contains("/dev/zero: it has more than 64 MiB"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -683,7 +697,6 @@ fn wrong_arguments_and_files() {
             2,
             "/no/such/config.json",
         ),
-        (&["plan", TOOL, "--memory", "40GiB"], 2, "UTF-8"),
         (
             &[
                 "plan",
@@ -695,6 +708,11 @@ fn wrong_arguments_and_files() {
             "not JSON",
         ),
         (&["plan", "-", "--memory", "40GiB"], 2, "empty"),
+        (
+            &["plan", &llama, "--memory", "40GiB", "--map", "-", "--json"],
+            2,
+            "both write to standard output",
+        ),
         (&["plan"], 2, "CONFIG"),
         (&["paln"], 2, "plan"),
         (&[], 2, "Usage"),
