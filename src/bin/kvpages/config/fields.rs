@@ -561,15 +561,22 @@ impl<'a> Fields<'a> {
 
     /// Type of the model's activations.
     pub fn dtype(&self) -> Result<Dtype, ConfigError> {
-        let found = [self.inner, self.outer]
-            .into_iter()
-            .flat_map(|map| ["dtype", "torch_dtype"].map(|name| map.get(name)))
-            .flatten()
-            .find_map(Value::as_str)
-            .filter(|text| *text != "auto");
-        let Some(text) = found else {
-            self.note("neither dtype nor torch_dtype is given: bfloat16 is assumed");
-            return Ok(Dtype::Bf16);
+        let maps = [(self.inner, self.path.as_str()), (self.outer, "")];
+        let places = maps.into_iter().flat_map(|(map, path)| {
+            ["dtype", "torch_dtype"].map(|name| (format!("{path}{name}"), map.get(name)))
+        });
+        let mut given = places.filter_map(|(name, value)| Some((name, value?)));
+        let (name, text) = match given.find(|(_, value)| !value.is_null()) {
+            Some((name, Value::String(text))) if text != "auto" => (name, text),
+            None | Some((_, Value::String(_))) => {
+                self.note("neither dtype nor torch_dtype is given: bfloat16 is assumed");
+                return Ok(Dtype::Bf16);
+            }
+            Some((name, other)) => {
+                return refused(format!(
+                    "{name} is {other}; it must be a text such as \"bfloat16\""
+                ));
+            }
         };
         match units::dtype(text) {
             Some(Dtype::F32) => {
@@ -580,7 +587,7 @@ impl<'a> Fields<'a> {
             }
             Some(dtype) => Ok(dtype),
             None => refused(format!(
-                "dtype is \"{text}\"; known are float32, float16 and bfloat16"
+                "{name} is \"{text}\"; known are float32, float16 and bfloat16"
             )),
         }
     }

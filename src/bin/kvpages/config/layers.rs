@@ -405,6 +405,9 @@ pub fn encoder_tokens(
         )
     });
     if !crosses {
+        if wishes.encoder_tokens.is_some() {
+            fields.note("--encoder-tokens has no effect: the model has no cross attention");
+        }
         return Ok(0);
     }
     if let Some(tokens) = wishes.encoder_tokens {

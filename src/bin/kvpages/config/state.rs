@@ -5,7 +5,7 @@ use kvpages::spec::StateKind;
 use serde_json::Value;
 
 use super::fields::{ConfigError, Fields, HIDDEN, refused};
-use super::{Store, Wishes};
+use super::{Layer, Store, Wishes};
 
 const CONV: &[&str] = &["conv_kernel", "mamba_d_conv", "d_conv", "conv_kernel_size"];
 const STATE: &[&str] = &["ssm_state_size", "mamba_d_state", "state_size", "d_state"];
@@ -70,6 +70,18 @@ fn recurrent_dtype(fields: &Fields<'_>, wishes: &Wishes) -> Result<Dtype, Config
         "no type of the recurrent states is given: the model's {dtype}; --state-dtype changes it"
     ));
     Ok(dtype)
+}
+
+/// Notes where a type of recurrent states was given for a model that has none. Short convolutions keep
+/// inputs, which are of the model's type.
+pub fn note_unused_dtype(fields: &Fields<'_>, wishes: &Wishes, layers: &[Layer]) {
+    let is_recurrent = |layer: &Layer| match layer.store {
+        Store::State { kind, .. } => kind != StateKind::ShortConv,
+        _ => false,
+    };
+    if wishes.state_dtype.is_some() && !layers.iter().any(is_recurrent) {
+        fields.note("--state-dtype has no effect: the model has no recurrent states");
+    }
 }
 
 /// A Mamba layer: the second version where it has heads, else the first.

@@ -443,7 +443,19 @@ fn refusals_name_the_field() {
             "num_key_value_heads",
         ),
         ("llama", "num_hidden_layers", number(1 << 40), "at most"),
-        ("llama", "torch_dtype", Some("int7".into()), "int7"),
+        (
+            "llama",
+            "torch_dtype",
+            Some("int7".into()),
+            "torch_dtype is \"int7\"",
+        ),
+        ("llama", "torch_dtype", number(16), "torch_dtype is 16"),
+        (
+            "gemma4",
+            "text_config.dtype",
+            Some(vec!["bfloat16"].into()),
+            "text_config.dtype is [\"bfloat16\"]",
+        ),
         (
             "gpt_oss",
             "sliding_window",
@@ -973,6 +985,33 @@ fn decoders_beside_an_encoder() {
             .any(|note| note.contains("as many tokens as the decoder may have, 1024")),
         "{notes:?}"
     );
+}
+
+/// What was asked for and changes nothing is said.
+#[test]
+fn wishes_without_effect_are_noted() {
+    let tokens = Wishes {
+        encoder_tokens: Some(100),
+        ..WISHES
+    };
+    let dtype = Wishes {
+        state_dtype: Some(Dtype::F32),
+        ..WISHES
+    };
+    for (name, wishes, expected) in [
+        ("llama", &tokens, Some("--encoder-tokens has no effect")),
+        ("whisper", &tokens, None),
+        ("llama", &dtype, Some("--state-dtype has no effect")),
+        ("lfm2", &dtype, Some("--state-dtype has no effect")),
+        ("jamba", &dtype, None),
+        ("kimi_linear", &dtype, None),
+    ] {
+        let notes = read(&fixture(name), wishes).unwrap().notes.join("\n");
+        match expected {
+            Some(part) => assert!(notes.contains(part), "{name}: {notes}"),
+            None => assert!(!notes.contains("no effect"), "{name}: {notes}"),
+        }
+    }
 }
 
 #[test]
