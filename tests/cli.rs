@@ -620,6 +620,36 @@ fn configs_from_elsewhere() {
     assert_eq!(from_folder, plan("llama", &["--memory", "40GiB"]));
 }
 
+/// Names in a config are text to a terminal, whatever they hold.
+#[test]
+fn a_config_commands_no_terminal() {
+    let text = std::fs::read_to_string(fixture("llama")).unwrap();
+    let mut config: Value = serde_json::from_str(&text).unwrap();
+    config["architectures"] = vec!["Odd\u{1b}[2J\u{9b}31m\u{ffff}"].into();
+    let file = std::env::temp_dir().join(format!("kvpages-cli-{}.json", std::process::id()));
+    let path = file.to_str().unwrap();
+    std::fs::write(&file, config.to_string()).unwrap();
+    let arguments = ["plan", path, "--memory", "40GiB"];
+    let report = said(&arguments);
+    let compared = said(&["plan", path, "--compare", "40GiB"]);
+    let picture = said(&[&arguments[..], &["--map", "-"]].concat());
+    let answer = said(&[&arguments[..], &["--json"]].concat());
+    config["model_type"] = "odd\u{1b}]0;".into();
+    config["num_key_value_heads"] = Value::Null;
+    std::fs::write(&file, config.to_string()).unwrap();
+    let error = refused(&arguments, 1);
+    std::fs::remove_file(&file).unwrap();
+    for text in [&report, &compared, &picture, &answer, &error] {
+        let obeyed = |letter: char| letter.is_control() && letter != '\n';
+        assert!(!text.contains(obeyed), "{text:?}");
+    }
+    assert!(report.contains("(Odd\\u001b[2J\\u009b31m"), "{report}");
+    assert!(error.contains("odd\\u001b]0;"), "{error}");
+    assert!(!picture.contains('\u{ffff}'), "{picture}");
+    let answer: Value = serde_json::from_str(&answer).unwrap();
+    assert_eq!(answer["model"]["architecture"], config["architectures"][0]);
+}
+
 /// Whatever never ends is read as far as any config goes.
 #[cfg(unix)]
 #[test]

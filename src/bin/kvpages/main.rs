@@ -49,7 +49,7 @@ fn main() -> ExitCode {
 
 fn fail(text: &str, code: u8) -> ExitCode {
     // Nobody is left to tell when this cannot be written.
-    let _ = writeln!(std::io::stderr(), "error: {text}");
+    let _ = writeln!(std::io::stderr(), "error: {}", units::printable(text));
     ExitCode::from(code)
 }
 
@@ -61,7 +61,7 @@ fn completions(shell: clap_complete::Shell) -> Result<(), Failure> {
 
 /// Writes to standard output. A reader that has seen enough, such as `head`, is no failure.
 fn print(text: &str) -> Result<(), Failure> {
-    match std::io::stdout().write_all(text.as_bytes()) {
+    match std::io::stdout().write_all(units::printable(text).as_bytes()) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
             Err(Failure::Usage(format!("standard output: {error}")))
         }

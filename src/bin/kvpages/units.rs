@@ -122,6 +122,22 @@ pub fn grouped(number: u64) -> String {
     out
 }
 
+/// Text without characters that a terminal obeys: names in a config may hold any. They are written as JSON
+/// has them, so that JSON stays what it is. Lines and tabs are the tool's own.
+pub fn printable(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for letter in text.chars() {
+        match letter {
+            '\n' | '\t' => out.push(letter),
+            letter if letter.is_control() => {
+                out.push_str(&format!("\\u{:04x}", u32::from(letter)));
+            }
+            letter => out.push(letter),
+        }
+    }
+    out
+}
+
 /// An element type by the names that configs and people use.
 pub fn dtype(text: &str) -> Option<Dtype> {
     let text = text.strip_prefix("torch.").unwrap_or(text);
@@ -186,6 +202,13 @@ mod tests {
         ] {
             assert_eq!(count(text).ok(), expected, "{text}");
         }
+    }
+
+    #[test]
+    fn a_terminal_has_nothing_to_obey() {
+        let text = "a\u{1b}[31m\u{9b}2J\u{7f}\r\n\tb";
+        let expected = "a\\u001b[31m\\u009b2J\\u007f\\u000d\n\tb";
+        assert_eq!(printable(text), expected);
     }
 
     #[test]
