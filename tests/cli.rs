@@ -764,6 +764,23 @@ fn wrong_arguments_and_files() {
         ),
         (&["plan", &llama, "--memory", "1"], 1, "needs"),
         (
+            &["plan", &llama, "--memory", "40GiB", "-b", "1048576"],
+            1,
+            "no length fits: give more memory, or less of --block-size",
+        ),
+        (
+            &[
+                "plan",
+                &llama,
+                "--memory",
+                "40GiB",
+                "-l",
+                "9223372036854775807",
+            ],
+            2,
+            "'--max-model-len <TOKENS|auto>': it must be at most 1,099,511,627,776",
+        ),
+        (
             &["plan", &llama, "--memory", "1", "--max-model-len", "auto"],
             1,
             "no length fits",

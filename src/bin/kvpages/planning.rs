@@ -71,6 +71,11 @@ fn plan_refusal(error: &PlanError, question: &Question) -> Refusal {
         1 => "a rank".to_owned(),
         _ => format!("a rank of stage {worker}"),
     };
+    // A request holds whole blocks.
+    let advice = match question.block_size {
+        Some(_) => "give more memory, or less of --block-size",
+        None => "give more memory",
+    };
     Refusal(match *error {
         PlanError::NotEnoughMemory {
             worker,
@@ -84,7 +89,7 @@ fn plan_refusal(error: &PlanError, question: &Question) -> Refusal {
             rank(worker),
             size(available),
             match longest {
-                0 => "no length fits: give more memory".to_owned(),
+                0 => format!("no length fits: {advice}"),
                 longest => format!(
                     "the longest that fits is {longest} tokens: give --max-model-len {longest}, or auto, or more memory"
                 ),
@@ -95,7 +100,7 @@ fn plan_refusal(error: &PlanError, question: &Question) -> Refusal {
             needed,
             available,
         } => format!(
-            "a request of 1 token needs {} ({needed} bytes) on {}, which has {} ({available} bytes), so no length fits: give more memory",
+            "a request of 1 token needs {} ({needed} bytes) on {}, which has {} ({available} bytes), so no length fits: {advice}",
             size(needed),
             rank(worker),
             size(available),

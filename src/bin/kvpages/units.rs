@@ -62,6 +62,9 @@ pub fn bytes(text: &str) -> Result<u64, String> {
     }
 }
 
+/// More than any number of tokens or ranks, and few enough that their bytes can be counted.
+const MOST: u64 = 1 << 40;
+
 /// A positive number of tokens, ranks or the like, with `_` between digits and k or Ki behind them.
 pub fn count(text: &str) -> Result<u64, String> {
     let text = text.trim();
@@ -84,8 +87,8 @@ pub fn count(text: &str) -> Result<u64, String> {
         .map_err(|_| "it is no whole number, such as 131072, 131_072 or 128Ki".to_owned())?;
     match number.checked_mul(factor) {
         Some(0) => Err("it must be at least 1".to_owned()),
-        Some(number) if number <= i64::MAX as u64 => Ok(number),
-        _ => Err("it is more than a 63-bit number".to_owned()),
+        Some(number) if number <= MOST => Ok(number),
+        _ => Err(format!("it must be at most {}", grouped(MOST))),
     }
 }
 
@@ -194,6 +197,9 @@ mod tests {
             ("128K", Some(131_072)),
             ("8k", Some(8000)),
             ("1M", Some(1_000_000)),
+            ("1048576Mi", Some(1 << 40)),
+            ("1048577Mi", None),
+            ("9223372036854775807", None),
             ("0", None),
             ("-8", None),
             ("1.5k", None),

@@ -135,6 +135,18 @@ fn widths(fields: &Fields<'_>) -> Result<(u64, u64), ConfigError> {
     ))
 }
 
+/// Key-value heads of a layer. Each is read by as many query heads.
+fn kv_heads(fields: &Fields<'_>, layer: u64) -> Result<u64, ConfigError> {
+    let heads = fields.kv_heads(layer)?;
+    let query_heads = fields.heads(layer).unwrap_or(heads);
+    if !query_heads.is_multiple_of(heads) {
+        fields.note(format!(
+            "{heads} key-value heads do not divide {query_heads} query heads, which kernels demand; the cache is planned all the same"
+        ));
+    }
+    Ok(heads)
+}
+
 fn key_value(
     fields: &Fields<'_>,
     layer: u64,
@@ -144,7 +156,7 @@ fn key_value(
     let (key, value) = widths(fields)?;
     Ok(Store::KeyValue {
         reach,
-        heads: heads_per_rank(fields, fields.kv_heads(layer)?, wishes)?,
+        heads: heads_per_rank(fields, kv_heads(fields, layer)?, wishes)?,
         key,
         value,
     })
@@ -160,7 +172,7 @@ fn full(fields: &Fields<'_>, layer: u64, wishes: &Wishes) -> Result<Store, Confi
     let own = own.filter(|heads| *heads > 0 && shares_values);
     let heads = match own {
         Some(heads) => heads,
-        None => fields.kv_heads(layer)?,
+        None => kv_heads(fields, layer)?,
     };
     Ok(Store::KeyValue {
         reach: Reach::Full,
@@ -195,7 +207,7 @@ fn sliding(
         reach,
         heads: match heads {
             Some(heads) => heads_per_rank(fields, heads, wishes)?,
-            None => heads_per_rank(fields, fields.kv_heads(layer)?, wishes)?,
+            None => heads_per_rank(fields, kv_heads(fields, layer)?, wishes)?,
         },
         key: own_key,
         value: value.unwrap_or(if key.is_some() { own_key } else { common_value }),

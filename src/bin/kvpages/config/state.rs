@@ -196,6 +196,11 @@ fn mamba2(fields: &Fields<'_>, wishes: &Wishes, heads: u64) -> Result<Store, Con
         }
     };
     let groups = fields.required(GROUPS, "the groups of a Mamba 2 layer")?;
+    if groups != 1 && !groups.is_multiple_of(ranks) {
+        fields.note(format!(
+            "{groups} groups of Mamba 2 cannot be divided over --tp {ranks} ranks, which most engines demand; the cache is planned all the same"
+        ));
+    }
     // Ranks that share a group each hold a copy of it.
     let groups = if groups.is_multiple_of(ranks) {
         groups

@@ -1029,6 +1029,26 @@ fn query_heads_that_ranks_do_not_divide_are_noted() {
     assert!(!notes_on(4).contains("cannot be divided"));
 }
 
+/// Neither are key-value heads that query heads are no multiple of, nor groups of Mamba 2.
+#[test]
+fn numbers_that_engines_may_refuse_are_noted() {
+    for (heads, is_noted) in [(5, true), (64, true), (32, false), (1, false)] {
+        let text = changed("llama", "num_key_value_heads", Some(heads.into()));
+        let notes = read(&text, &WISHES).unwrap().notes.join("\n");
+        let part = format!("{heads} key-value heads do not divide 32 query heads");
+        assert_eq!(notes.contains(&part), is_noted, "{notes}");
+    }
+    for (name, ranks, is_noted) in [
+        ("nemotron3", 16, true),
+        ("nemotron3", 8, false),
+        ("bamba", 8, false),
+    ] {
+        let notes = described(name, ranks).notes.join("\n");
+        let part = format!("groups of Mamba 2 cannot be divided over --tp {ranks} ranks");
+        assert_eq!(notes.contains(&part), is_noted, "{name}: {notes}");
+    }
+}
+
 #[test]
 fn texts_that_are_no_config() {
     for text in [
