@@ -559,6 +559,13 @@ fn several_plans_in_one_table() {
         "{mixed}"
     );
     assert_eq!(mixed["plans"][1]["max_model_len"], 131_072);
+    for plan in mixed["plans"].as_array().unwrap() {
+        assert_eq!(plan["question"]["kv_dtype"], "bfloat16", "{mixed}");
+    }
+    // What is listed twice, or as another name of the same, is one line.
+    let list = "24GiB,1GiB,24GiB,24576MiB,auto,bf16,fp8,fp8_e4m3,tp=2,tp=2";
+    let twice = json("llama", &["--compare", list]);
+    assert_eq!(twice["plans"].as_array().unwrap().len(), 4, "{twice}");
     let error = refused(&["plan", &fixture("llama"), "--compare", "1GiB,2GiB"], 1);
     assert!(
         error.contains("auto at 1 GiB, tp 1: one request")

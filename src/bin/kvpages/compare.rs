@@ -1,5 +1,9 @@
 //! Several plans in one table.
 
+use std::collections::HashSet;
+
+use kvpages::dtype::Dtype;
+
 use crate::args::{PlanArgs, kv_type};
 use crate::planning::{Answer, Holds, Question, Refusal};
 use crate::report::{Align, rows_text};
@@ -7,6 +11,25 @@ use crate::units::{self, grouped, size};
 
 /// A question, and what came of it.
 pub type Row<'a> = (&'a Question, Result<Answer, Refusal>);
+
+/// The model's type, where any plan could be made.
+pub fn dtype(rows: &[Row<'_>]) -> Option<Dtype> {
+    let made = rows.iter().find_map(|(_, answer)| answer.as_ref().ok());
+    made.map(|answer| answer.described.dtype)
+}
+
+/// Each row once: sizes may be listed twice, and auto is one of the other types.
+pub fn distinct(rows: Vec<Row<'_>>) -> Vec<Row<'_>> {
+    let dtype = dtype(&rows);
+    let mut seen = HashSet::new();
+    let mut is_new = |question: &Question| {
+        let kv = dtype.map_or_else(|| question.kv.asked(), |dtype| question.kv.name(dtype));
+        seen.insert((question.memory, question.tp, kv))
+    };
+    rows.into_iter()
+        .filter(|(question, _)| is_new(question))
+        .collect()
+}
 
 /// One question for each combination of what `--compare` lists.
 pub fn questions(args: &PlanArgs) -> Result<Vec<Question>, String> {

@@ -108,7 +108,7 @@ fn compare_all(text: &str, args: &PlanArgs, questions: &[Question]) -> Result<()
     let answers = questions
         .iter()
         .map(|question| planning::answer(text, args, question));
-    let rows: Vec<_> = questions.iter().zip(answers).collect();
+    let rows = compare::distinct(questions.iter().zip(answers).collect());
     if rows.iter().all(|(_, answer)| answer.is_err()) {
         return Err(Failure::Refused(compare::refusals(&rows)));
     }
