@@ -363,6 +363,131 @@ fn lengths() {
     plan("mamba2", &["--memory", "4GiB", "--max-model-len", "8192"]);
 }
 
+/// 2.9998 requests are not 3 of them, and a quotient that is whole loses no token.
+#[test]
+fn counts_are_rounded_down() {
+    let arguments = ["--memory", "48GiB"];
+    let answer = json("llama", &arguments);
+    let requests = answer["longest"]["requests"].as_f64().unwrap();
+    assert!(requests > 2.995 && requests < 3.0, "{requests}");
+    let report = plan("llama", &arguments);
+    let compared = plan("llama", &["--compare", "48GiB"]);
+    let picture = plan("llama", &[&arguments[..], &["--map", "-"]].concat());
+    assert!(
+        report.contains(" 2.99 ") && !report.contains(" 3.00 "),
+        "{report}"
+    );
+    assert!(
+        compared.contains(" 2.99 ") && !compared.contains(" 3.00 "),
+        "{compared}"
+    );
+    for part in [
+        ">of longest requests, 131,072 tokens each: 2.99 fit<",
+        ". 2.99 requests of",
+    ] {
+        assert!(picture.contains(part), "{part}");
+    }
+    let exact = json("glm_moe_dsa", &["--memory", "80GiB", "--kv-dtype", "f32"]);
+    let blocks = exact["explanation"]["num_blocks"].as_u64().unwrap() - 1;
+    let longest = &exact["longest"];
+    let len = longest["len"].as_u64().unwrap();
+    let of_one = longest["blocks_per_request"].as_u64().unwrap();
+    assert_eq!(longest["tokens"], blocks * len / of_one);
+    assert_eq!(blocks * len % of_one, 0);
+}
+
+/// A chosen backend plans only what its kernels read.
+#[test]
+fn layers_that_a_backend_cannot_read_are_refused() {
+    let fits = |name: &str, backend: &str, kv: &str| {
+        let config = fixture(name);
+        let arguments = ["--memory", "200GiB", "-l", "4096", "--backend", backend];
+        run(&[&["plan", &config, "--kv-dtype", kv], &arguments[..]].concat())
+    };
+    for (name, backend, kv, expected) in [
+        (
+            "mimo_v2_flash",
+            "flash-attention-nhd",
+            "auto",
+            Some("keys and values of one width; the layer stores 192 and 128"),
+        ),
+        (
+            "mimo_v2_flash",
+            "hpc-attention",
+            "fp8",
+            Some("one width; the layer stores 192 and 128"),
+        ),
+        ("mimo_v2_flash", "flash-attention-diff-kv-hnd", "auto", None),
+        ("mimo_v2_flash", "auto", "auto", None),
+        (
+            "llama",
+            "flash-attention-nhd",
+            "nvfp4",
+            Some("no layout for nvfp4"),
+        ),
+        ("llama", "triton-hnd", "nvfp4", Some("no layout for nvfp4")),
+        ("llama", "flash-infer-hnd", "nvfp4", None),
+        ("llama", "auto", "nvfp4", None),
+    ] {
+        let output = fits(name, backend, kv);
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        match expected {
+            None => assert!(output.status.success(), "{name} on {backend}: {stderr}"),
+            Some(why) => {
+                assert_eq!(output.status.code(), Some(1), "{name} on {backend}");
+                let named =
+                    format!("layer model.layers.0.self_attn: kernels of the backend {backend}");
+                assert!(stderr.contains(&named) && stderr.contains(why), "{stderr}");
+            }
+        }
+    }
+    // What the tool chooses itself reads every model in every type that the model takes.
+    for name in every_fixture() {
+        for kv in [
+            "auto",
+            "fp8",
+            "fp8_per_token_head",
+            "int4_per_token_head",
+            "nvfp4",
+        ] {
+            let error = String::from_utf8(fits(&name, "auto", kv).stderr).unwrap();
+            // No kernel reads nvfp4 where keys and values differ.
+            let is_refused = name == "mimo_v2_flash" && kv == "nvfp4";
+            assert_eq!(
+                error.contains("cannot read"),
+                is_refused,
+                "{name} {kv}: {error}"
+            );
+        }
+    }
+}
+
+/// Ranks without layers are neither in what is given nor in what is wasted.
+#[test]
+fn idle_ranks_waste_nothing() {
+    let arguments = ["--memory", "40GiB", "--pp", "20"];
+    let answer = json("nemotron_nas", &arguments);
+    let workers = answer["explanation"]["workers"].as_array().unwrap();
+    let (mut given, mut wasted, mut idle) = (0, 0, 0);
+    for worker in workers {
+        let ranks = worker["workers"].as_array().unwrap().len() as u64;
+        match worker["num_tensors"].as_u64().unwrap() {
+            0 => idle += ranks,
+            _ => {
+                given += ranks * worker["memory_bytes"].as_u64().unwrap();
+                wasted += ranks * worker["wasted_bytes"]["total"].as_u64().unwrap();
+            }
+        }
+    }
+    assert_eq!(idle, 5);
+    assert_eq!(answer["waste_share"], wasted as f64 / given as f64);
+    let report = plan("nemotron_nas", &arguments);
+    let line = report
+        .lines()
+        .find(|line| line.starts_with("stages 11, 12"));
+    assert!(line.is_some_and(|line| line.ends_with(" idle")), "{report}");
+}
+
 #[test]
 fn choices_change_the_plan() {
     let tokens = |name: &str, arguments: &[&str]| {
@@ -403,7 +528,7 @@ fn several_plans_in_one_table() {
         .collect();
     assert_eq!(rows.len(), 3, "{table}");
     assert!(
-        rows[0].contains("none") && rows[1].contains("1.50"),
+        rows[0].contains("none") && rows[1].contains("1.49"),
         "{table}"
     );
     assert!(
@@ -434,6 +559,13 @@ fn several_plans_in_one_table() {
         "{mixed}"
     );
     assert_eq!(mixed["plans"][1]["max_model_len"], 131_072);
+    for plan in mixed["plans"].as_array().unwrap() {
+        assert_eq!(plan["question"]["kv_dtype"], "bfloat16", "{mixed}");
+    }
+    // What is listed twice, or as another name of the same, is one line.
+    let list = "24GiB,1GiB,24GiB,24576MiB,auto,bf16,fp8,fp8_e4m3,tp=2,tp=2";
+    let twice = json("llama", &["--compare", list]);
+    assert_eq!(twice["plans"].as_array().unwrap().len(), 4, "{twice}");
     let error = refused(&["plan", &fixture("llama"), "--compare", "1GiB,2GiB"], 1);
     assert!(
         error.contains("auto at 1 GiB, tp 1: one request")
@@ -450,6 +582,14 @@ fn several_plans_in_one_table() {
         "{copies}"
     );
     refused(&["plan", &fixture("llama"), "--compare", "bf16,fp8"], 2);
+    // Where lengths are fitted to the memory, each row says its own.
+    let fitted = plan(
+        "llama",
+        &["--compare", "1GiB,40GiB", "--max-model-len", "auto"],
+    );
+    for part in ["longest  ", "usual  ", "of 8,176", "of 131,072", "of 8,192"] {
+        assert!(fitted.contains(part), "{part}: {fitted}");
+    }
     let error = refused(&["plan", &fixture("llama"), "--compare", "40GiB,odd"], 2);
     assert!(error.contains("odd"), "{error}");
 }
@@ -480,8 +620,52 @@ fn configs_from_elsewhere() {
     std::fs::create_dir_all(&folder).unwrap();
     std::fs::write(folder.join("config.json"), text).unwrap();
     let from_folder = said(&["plan", folder.to_str().unwrap(), "--memory", "40GiB"]);
+    std::fs::write(folder.join("config.json"), b"{\"model_type\": \"\xff\"}").unwrap();
+    let error = refused(&["plan", folder.to_str().unwrap(), "--memory", "40GiB"], 2);
+    assert!(error.contains("UTF-8"), "{error}");
     std::fs::remove_dir_all(&folder).unwrap();
     assert_eq!(from_folder, plan("llama", &["--memory", "40GiB"]));
+}
+
+/// Names in a config are text to a terminal, whatever they hold.
+#[test]
+fn a_config_commands_no_terminal() {
+    let text = std::fs::read_to_string(fixture("llama")).unwrap();
+    let mut config: Value = serde_json::from_str(&text).unwrap();
+    config["architectures"] = vec!["Odd\u{1b}[2J\u{9b}31m\u{ffff}"].into();
+    let file = std::env::temp_dir().join(format!("kvpages-cli-{}.json", std::process::id()));
+    let path = file.to_str().unwrap();
+    std::fs::write(&file, config.to_string()).unwrap();
+    let arguments = ["plan", path, "--memory", "40GiB"];
+    let report = said(&arguments);
+    let compared = said(&["plan", path, "--compare", "40GiB"]);
+    let picture = said(&[&arguments[..], &["--map", "-"]].concat());
+    let answer = said(&[&arguments[..], &["--json"]].concat());
+    config["model_type"] = "odd\u{1b}]0;".into();
+    config["num_key_value_heads"] = Value::Null;
+    std::fs::write(&file, config.to_string()).unwrap();
+    let error = refused(&arguments, 1);
+    std::fs::remove_file(&file).unwrap();
+    for text in [&report, &compared, &picture, &answer, &error] {
+        let obeyed = |letter: char| letter.is_control() && letter != '\n';
+        assert!(!text.contains(obeyed), "{text:?}");
+    }
+    assert!(report.contains("(Odd\\u001b[2J\\u009b31m"), "{report}");
+    assert!(error.contains("odd\\u001b]0;"), "{error}");
+    assert!(!picture.contains('\u{ffff}'), "{picture}");
+    let answer: Value = serde_json::from_str(&answer).unwrap();
+    assert_eq!(answer["model"]["architecture"], config["architectures"][0]);
+}
+
+/// Whatever never ends is read as far as any config goes.
+#[cfg(unix)]
+#[test]
+fn a_stream_without_an_end_is_refused() {
+    let error = refused(&["plan", "/dev/zero", "--memory", "40GiB"], 2);
+    assert!(
+        error.contains("/dev/zero: it has more than 64 MiB"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -550,7 +734,6 @@ fn wrong_arguments_and_files() {
             2,
             "/no/such/config.json",
         ),
-        (&["plan", TOOL, "--memory", "40GiB"], 2, "UTF-8"),
         (
             &[
                 "plan",
@@ -562,6 +745,11 @@ fn wrong_arguments_and_files() {
             "not JSON",
         ),
         (&["plan", "-", "--memory", "40GiB"], 2, "empty"),
+        (
+            &["plan", &llama, "--memory", "40GiB", "--map", "-", "--json"],
+            2,
+            "both write to standard output",
+        ),
         (&["plan"], 2, "CONFIG"),
         (&["paln"], 2, "plan"),
         (&[], 2, "Usage"),
@@ -582,6 +770,23 @@ fn wrong_arguments_and_files() {
             "FLASH_ATTN",
         ),
         (&["plan", &llama, "--memory", "1"], 1, "needs"),
+        (
+            &["plan", &llama, "--memory", "40GiB", "-b", "1048576"],
+            1,
+            "no length fits: give more memory, or less of --block-size",
+        ),
+        (
+            &[
+                "plan",
+                &llama,
+                "--memory",
+                "40GiB",
+                "-l",
+                "9223372036854775807",
+            ],
+            2,
+            "'--max-model-len <TOKENS|auto>': it must be at most 1,099,511,627,776",
+        ),
         (
             &["plan", &llama, "--memory", "1", "--max-model-len", "auto"],
             1,

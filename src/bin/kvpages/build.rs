@@ -12,6 +12,7 @@ use kvpages::spec::{
     Attention, AttentionFields, AttentionKind, QuantMode, Spec, State, StateCacheMode, StateFields,
     StateKind,
 };
+use kvpages::view::{Pages, attention_view};
 
 use crate::config::{Described, Layer, Part, Reach, Store};
 
@@ -303,6 +304,15 @@ impl<'a> Builder<'a> {
             }),
         };
         let spec = self.spec(layer, None)?;
+        if let (Some(preset), Some(backend), Spec::Attention(spec)) = (preset, &backend, &spec) {
+            check_readable(spec, backend).map_err(|why| {
+                format!(
+                    "layer {}: kernels of the backend {} cannot read it: {why}; choose another --backend, or none to plan for no kernels",
+                    layer.name,
+                    preset_name(preset)
+                )
+            })?;
+        }
         let heads = u32::try_from(layer.query_heads).unwrap_or(u32::MAX);
         let added = match &layer.shares_with {
             Some(target) => model.share(&layer.name, target, Some(spec), backend, heads),
@@ -505,6 +515,31 @@ impl<'a> Builder<'a> {
         made.map(Spec::State)
             .map_err(|error| format!("layer {}: {error}", layer.name))
     }
+}
+
+/// Whether kernels can read a layer's pages at all. Plans are made without a look at it; the library looks
+/// when it makes views, as is done here of one block without padding.
+fn check_readable(spec: &Attention, backend: &Backend) -> Result<(), String> {
+    // The usual layout has no room for nvfp4's scales, which are behind all data of a page.
+    let has_own_layout = |mode| {
+        let mut layouts = backend.contract().quantised_layouts.iter();
+        layouts.any(|(other, _)| *other == mode)
+    };
+    if spec.fields().quant_mode == QuantMode::Nvfp4 && !has_own_layout(QuantMode::Nvfp4) {
+        return Err("the backend has no layout for nvfp4".to_owned());
+    }
+    let bytes = spec.page().unpadded;
+    let pages = Pages {
+        num_blocks: 1,
+        page_bytes: bytes,
+        step_bytes: bytes,
+        offset_bytes: 0,
+        allocation_bytes: bytes,
+        page_by_page: false,
+    };
+    attention_view(spec, backend, spec.storage_block_size(), &pages)
+        .map(|_| ())
+        .map_err(|error| error.to_string())
 }
 
 fn backend(preset: Preset) -> Result<Backend, String> {

@@ -1,12 +1,35 @@
 //! Several plans in one table.
 
+use std::collections::HashSet;
+
+use kvpages::dtype::Dtype;
+
 use crate::args::{PlanArgs, kv_type};
-use crate::planning::{Answer, Question, Refusal};
+use crate::planning::{Answer, Holds, Question, Refusal};
 use crate::report::{Align, rows_text};
 use crate::units::{self, grouped, size};
 
 /// A question, and what came of it.
 pub type Row<'a> = (&'a Question, Result<Answer, Refusal>);
+
+/// The model's type, where any plan could be made.
+pub fn dtype(rows: &[Row<'_>]) -> Option<Dtype> {
+    let made = rows.iter().find_map(|(_, answer)| answer.as_ref().ok());
+    made.map(|answer| answer.described.dtype)
+}
+
+/// Each row once: sizes may be listed twice, and auto is one of the other types.
+pub fn distinct(rows: Vec<Row<'_>>) -> Vec<Row<'_>> {
+    let dtype = dtype(&rows);
+    let mut seen = HashSet::new();
+    let mut is_new = |question: &Question| {
+        let kv = dtype.map_or_else(|| question.kv.asked(), |dtype| question.kv.name(dtype));
+        seen.insert((question.memory, question.tp, kv))
+    };
+    rows.into_iter()
+        .filter(|(question, _)| is_new(question))
+        .collect()
+}
 
 /// One question for each combination of what `--compare` lists.
 pub fn questions(args: &PlanArgs) -> Result<Vec<Question>, String> {
@@ -94,6 +117,38 @@ fn all_notes(rows: &[Row<'_>]) -> Vec<String> {
     notes
 }
 
+/// A column of requests. Their length is in its head where all rows have the same, else in each row.
+struct Requests {
+    holds: fn(&Answer) -> &Holds,
+    length: Option<u64>,
+}
+
+impl Requests {
+    fn of(rows: &[Row<'_>], holds: fn(&Answer) -> &Holds) -> Requests {
+        let answers = rows.iter().filter_map(|(_, answer)| answer.as_ref().ok());
+        let mut lengths = answers.map(|answer| holds(answer).len);
+        let first = lengths.next();
+        let length = first.filter(|first| lengths.all(|length| length == *first));
+        Requests { holds, length }
+    }
+
+    fn head(&self, name: &str) -> String {
+        match self.length {
+            Some(length) => format!("{name}, {}", grouped(length)),
+            None => name.to_owned(),
+        }
+    }
+
+    fn cell(&self, answer: &Answer) -> String {
+        let holds = (self.holds)(answer);
+        let requests = holds.requests_text();
+        match self.length {
+            Some(_) => requests,
+            None => format!("{requests} of {}", grouped(holds.len)),
+        }
+    }
+}
+
 /// The table, with what was assumed below.
 pub fn table(rows: &[Row<'_>]) -> String {
     let Some(first) = rows.iter().find_map(|(_, answer)| answer.as_ref().ok()) else {
@@ -104,22 +159,15 @@ pub fn table(rows: &[Row<'_>]) -> String {
         crate::report::model(first),
         first.question.policy.name()
     );
-    let (longest, typical) = (first.longest.len, first.typical.len);
-    let same = rows
-        .iter()
-        .filter_map(|(_, answer)| answer.as_ref().ok())
-        .all(|answer| answer.longest.len == longest);
-    let longest_head = match same {
-        true => format!("longest, {}", grouped(longest)),
-        false => "longest".to_owned(),
-    };
+    let longest = Requests::of(rows, |answer| &answer.longest);
+    let typical = Requests::of(rows, |answer| &answer.typical);
     let mut lines = vec![[
         "memory".to_owned(),
         "cache".to_owned(),
         "tp".to_owned(),
-        longest_head,
+        longest.head("longest"),
         "tokens".to_owned(),
-        format!("usual, {}", grouped(typical)),
+        typical.head("usual"),
         "tokens".to_owned(),
         "B/token".to_owned(),
         "waste".to_owned(),
@@ -135,21 +183,13 @@ pub fn table(rows: &[Row<'_>]) -> String {
         match answer {
             Ok(answer) => {
                 let [memory, _, tp] = head;
-                let requests = match same {
-                    true => format!("{:.2}", answer.longest.requests),
-                    false => format!(
-                        "{:.2} of {}",
-                        answer.longest.requests,
-                        grouped(answer.longest.len)
-                    ),
-                };
                 lines.push([
                     memory,
                     question.kv.name(answer.described.dtype),
                     tp,
-                    requests,
+                    longest.cell(answer),
                     grouped(answer.longest.tokens),
-                    format!("{:.2}", answer.typical.requests),
+                    typical.cell(answer),
                     grouped(answer.typical.tokens),
                     grouped(answer.longest.bytes_per_token.ceil() as u64),
                     format!("{:.1} %", 100.0 * crate::report::waste_share(answer)),

@@ -4,8 +4,7 @@ use serde_json::{Value, json};
 
 use kvpages::dtype::Dtype;
 
-use crate::build::KvType;
-use crate::compare::Row;
+use crate::compare::{self, Row};
 use crate::planning::{Answer, Holds, Question};
 use crate::report;
 
@@ -19,13 +18,15 @@ pub fn plan(answer: &Answer) -> String {
 
 /// Several plans.
 pub fn comparison(rows: &[Row<'_>]) -> String {
+    // Where none can be made there is nothing to compare, and no type to name.
+    let dtype = compare::dtype(rows).unwrap_or(Dtype::Bf16);
     let plans: Vec<Value> = rows
         .iter()
         .map(|(question, answer)| match answer {
             Ok(answer) => object(answer),
             Err(refusal) => json!({
                 "version": VERSION,
-                "question": asked(question, None),
+                "question": asked(question, dtype),
                 "error": refusal.to_string(),
             }),
         })
@@ -38,17 +39,12 @@ fn pretty(value: &Value) -> String {
     serde_json::to_string_pretty(value).unwrap_or_default()
 }
 
-fn asked(question: &Question, answer: Option<&Answer>) -> Value {
+fn asked(question: &Question, dtype: Dtype) -> Value {
     json!({
         "memory_bytes": question.memory,
         "tensor_parallel": question.tp,
         "pipeline_parallel": question.pp,
-        "kv_dtype": match (answer, question.kv) {
-            (Some(answer), kv) => kv.name(answer.described.dtype),
-            (None, KvType::Auto) => "auto".to_owned(),
-            // Others do not depend on the model.
-            (None, kv) => kv.name(Dtype::Bf16),
-        },
+        "kv_dtype": question.kv.name(dtype),
         "block_size": question.block_size,
         "max_batched_tokens": question.in_flight,
         "policy": question.policy.name(),
@@ -95,7 +91,7 @@ fn object(answer: &Answer) -> Value {
             "max_len": described.max_len,
             "encoder_tokens": described.encoder_tokens,
         },
-        "question": asked(&answer.question, Some(answer)),
+        "question": asked(&answer.question, described.dtype),
         "max_model_len": answer.longest.len,
         "longest": held(&answer.longest),
         "typical": held(&answer.typical),

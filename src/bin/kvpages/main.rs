@@ -14,6 +14,7 @@ mod planning;
 mod report;
 mod units;
 
+use std::fs::File;
 use std::io::{Read, Write};
 use std::path::Path;
 use std::process::ExitCode;
@@ -22,6 +23,9 @@ use clap::{CommandFactory, Parser};
 
 use args::{Cli, Command, PlanArgs};
 use planning::{Answer, Question};
+
+/// More than any config has. What is read may be a stream without an end.
+const MOST_BYTES: u64 = 64 << 20;
 
 /// Why the tool ends without having done what it was asked.
 enum Failure {
@@ -45,7 +49,7 @@ fn main() -> ExitCode {
 
 fn fail(text: &str, code: u8) -> ExitCode {
     // Nobody is left to tell when this cannot be written.
-    let _ = writeln!(std::io::stderr(), "error: {text}");
+    let _ = writeln!(std::io::stderr(), "error: {}", units::printable(text));
     ExitCode::from(code)
 }
 
@@ -57,7 +61,7 @@ fn completions(shell: clap_complete::Shell) -> Result<(), Failure> {
 
 /// Writes to standard output. A reader that has seen enough, such as `head`, is no failure.
 fn print(text: &str) -> Result<(), Failure> {
-    match std::io::stdout().write_all(text.as_bytes()) {
+    match std::io::stdout().write_all(units::printable(text).as_bytes()) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
             Err(Failure::Usage(format!("standard output: {error}")))
         }
@@ -70,6 +74,12 @@ fn run_plan(args: &PlanArgs) -> Result<(), Failure> {
         let comparison = compare::questions(args).map_err(Failure::Usage)?;
         let text = read(&args.config)?;
         return compare_all(&text, args, &comparison);
+    }
+    if args.json && args.map.as_deref() == Some(Path::new("-")) {
+        return Err(Failure::Usage(
+            "--map - and --json both write to standard output: give --map the name of a file"
+                .to_owned(),
+        ));
     }
     let Some(memory) = args.memory else {
         return Err(Failure::Usage(
@@ -98,7 +108,7 @@ fn compare_all(text: &str, args: &PlanArgs, questions: &[Question]) -> Result<()
     let answers = questions
         .iter()
         .map(|question| planning::answer(text, args, question));
-    let rows: Vec<_> = questions.iter().zip(answers).collect();
+    let rows = compare::distinct(questions.iter().zip(answers).collect());
     if rows.iter().all(|(_, answer)| answer.is_err()) {
         return Err(Failure::Refused(compare::refusals(&rows)));
     }
@@ -117,6 +127,17 @@ fn draw(path: &Path, answer: &Answer) -> Result<(), Failure> {
         .map_err(|error| Failure::Usage(format!("--map {}: {error}", path.display())))
 }
 
+fn read_text(from: impl Read) -> std::io::Result<String> {
+    use std::io::{Error, ErrorKind};
+    let mut bytes = Vec::new();
+    from.take(MOST_BYTES + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > MOST_BYTES {
+        let text = "it has more than 64 MiB, which no config.json has";
+        return Err(Error::new(ErrorKind::FileTooLarge, text));
+    }
+    String::from_utf8(bytes).map_err(|error| Error::new(ErrorKind::InvalidData, error))
+}
+
 fn read(path: &Path) -> Result<String, Failure> {
     let unreadable = |error: std::io::Error| {
         Failure::Usage(match error.kind() {
@@ -132,12 +153,11 @@ fn read(path: &Path) -> Result<String, Failure> {
         })
     };
     let text = if path.as_os_str() == "-" {
-        let mut text = String::new();
-        std::io::stdin().read_to_string(&mut text).map(|_| text)
+        read_text(std::io::stdin())
     } else if path.is_dir() {
-        std::fs::read_to_string(path.join("config.json"))
+        File::open(path.join("config.json")).and_then(read_text)
     } else {
-        std::fs::read_to_string(path)
+        File::open(path).and_then(read_text)
     };
     let text = text.map_err(unreadable)?;
     config::check_json(&text)

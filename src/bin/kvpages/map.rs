@@ -119,8 +119,8 @@ fn title(canvas: &mut Canvas, answer: &Answer) -> f64 {
 
 fn fits_text(holds: &Holds) -> String {
     format!(
-        "{:.2} requests of {} tokens fit, {} bytes a token.",
-        holds.requests,
+        "{} requests of {} tokens fit, {} bytes a token.",
+        holds.requests_text(),
         grouped(holds.len),
         grouped(holds.bytes_per_token.ceil() as u64)
     )
@@ -307,9 +307,9 @@ fn bars(
     }
     for (name, holds) in lengths {
         let text = format!(
-            "of {name} requests, {} tokens each: {:.2} fit",
+            "of {name} requests, {} tokens each: {} fit",
             grouped(holds.len),
-            holds.requests
+            holds.requests_text()
         );
         canvas.text(MARGIN, y + 12.0, 13.0, Anchor::Start, "#333", &text);
         y += 18.0;

@@ -71,6 +71,11 @@ fn plan_refusal(error: &PlanError, question: &Question) -> Refusal {
         1 => "a rank".to_owned(),
         _ => format!("a rank of stage {worker}"),
     };
+    // A request holds whole blocks.
+    let advice = match question.block_size {
+        Some(_) => "give more memory, or less of --block-size",
+        None => "give more memory",
+    };
     Refusal(match *error {
         PlanError::NotEnoughMemory {
             worker,
@@ -84,7 +89,7 @@ fn plan_refusal(error: &PlanError, question: &Question) -> Refusal {
             rank(worker),
             size(available),
             match longest {
-                0 => "no length fits: give more memory".to_owned(),
+                0 => format!("no length fits: {advice}"),
                 longest => format!(
                     "the longest that fits is {longest} tokens: give --max-model-len {longest}, or auto, or more memory"
                 ),
@@ -95,7 +100,7 @@ fn plan_refusal(error: &PlanError, question: &Question) -> Refusal {
             needed,
             available,
         } => format!(
-            "a request of 1 token needs {} ({needed} bytes) on {}, which has {} ({available} bytes), so no length fits: give more memory",
+            "a request of 1 token needs {} ({needed} bytes) on {}, which has {} ({available} bytes), so no length fits: {advice}",
             size(needed),
             rank(worker),
             size(available),
@@ -134,12 +139,22 @@ pub struct Holds {
     pub requests: f64,
     /// Tokens in them.
     pub tokens: u64,
+    /// Blocks that requests may use.
+    pub usable_blocks: u64,
     /// Blocks of one request.
     pub blocks: u64,
     /// Bytes of one request on the rank where they are most.
     pub bytes: u64,
     /// The same for each of its tokens.
     pub bytes_per_token: f64,
+}
+
+impl Holds {
+    /// Requests at once for people, with two digits: never more than there are.
+    pub fn requests_text(&self) -> String {
+        let hundredths = 100 * u128::from(self.usable_blocks) / u128::from(self.blocks.max(1));
+        format!("{}.{:02}", hundredths / 100, hundredths % 100)
+    }
 }
 
 /// Plans what is asked.
@@ -248,10 +263,14 @@ fn holds(plan: &Plan, len: u64) -> Result<Holds, Refusal> {
     let bytes = largest
         .unwrap_or(0)
         .saturating_mul(capacity.blocks_per_request);
+    // A quotient of two numbers that a float has may fall below the whole number that it is.
+    let tokens = u128::from(capacity.usable_blocks) * u128::from(len)
+        / u128::from(capacity.blocks_per_request.max(1));
     Ok(Holds {
         len,
         requests: capacity.requests(),
-        tokens: capacity.tokens() as u64,
+        tokens: u64::try_from(tokens).unwrap_or(u64::MAX),
+        usable_blocks: capacity.usable_blocks,
         blocks: capacity.blocks_per_request,
         bytes,
         bytes_per_token: bytes as f64 / len.max(1) as f64,

@@ -84,7 +84,7 @@ fn fits(out: &mut String, answer: &Answer) {
         [
             name.to_owned(),
             grouped(holds.len),
-            format!("{:.2}", holds.requests),
+            holds.requests_text(),
             grouped(holds.tokens),
             size(holds.bytes),
             grouped(holds.bytes_per_token.ceil() as u64),
@@ -158,10 +158,13 @@ fn memory(out: &mut String, answer: &Answer) {
             size(number(&waste["padding"])),
             size(number(&waste["unused_slots"])),
             size(number(&waste["left_over"])),
-            format!(
-                "{:.1} %",
-                100.0 * number(&waste["total"]) as f64 / given.max(1) as f64
-            ),
+            match is_idle(worker) {
+                true => "idle".to_owned(),
+                false => format!(
+                    "{:.1} %",
+                    100.0 * number(&waste["total"]) as f64 / given.max(1) as f64
+                ),
+            },
         ]);
     }
     let right = Align::Right;
@@ -203,12 +206,18 @@ fn stages_text(answer: &Answer, worker: &Value) -> String {
     }
 }
 
-/// The part of the memory of all ranks that holds nothing, 0 to 1.
+/// Whether a worker of the explanation has no layer that keeps anything. It needs no memory for a cache, so
+/// none of it is wasted.
+fn is_idle(worker: &Value) -> bool {
+    worker["bytes_per_block"] == 0
+}
+
+/// The part of the memory of all ranks with layers that holds nothing, 0 to 1.
 pub fn waste_share(answer: &Answer) -> f64 {
     let empty = Vec::new();
     let workers = answer.explanation["workers"].as_array().unwrap_or(&empty);
     let (mut given, mut wasted) = (0.0, 0.0);
-    for worker in workers {
+    for worker in workers.iter().filter(|worker| !is_idle(worker)) {
         let times = worker["workers"].as_array().map_or(1, Vec::len) as f64;
         given += times * worker["memory_bytes"].as_f64().unwrap_or(0.0);
         wasted += times * worker["wasted_bytes"]["total"].as_f64().unwrap_or(0.0);

@@ -62,6 +62,9 @@ pub fn bytes(text: &str) -> Result<u64, String> {
     }
 }
 
+/// More than any number of tokens or ranks, and few enough that their bytes can be counted.
+const MOST: u64 = 1 << 40;
+
 /// A positive number of tokens, ranks or the like, with `_` between digits and k or Ki behind them.
 pub fn count(text: &str) -> Result<u64, String> {
     let text = text.trim();
@@ -84,8 +87,8 @@ pub fn count(text: &str) -> Result<u64, String> {
         .map_err(|_| "it is no whole number, such as 131072, 131_072 or 128Ki".to_owned())?;
     match number.checked_mul(factor) {
         Some(0) => Err("it must be at least 1".to_owned()),
-        Some(number) if number <= i64::MAX as u64 => Ok(number),
-        _ => Err("it is more than a 63-bit number".to_owned()),
+        Some(number) if number <= MOST => Ok(number),
+        _ => Err(format!("it must be at most {}", grouped(MOST))),
     }
 }
 
@@ -118,6 +121,22 @@ pub fn grouped(number: u64) -> String {
             out.push(',');
         }
         out.push(digit);
+    }
+    out
+}
+
+/// Text without characters that a terminal obeys: names in a config may hold any. They are written as JSON
+/// has them, so that JSON stays what it is. Lines and tabs are the tool's own.
+pub fn printable(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for letter in text.chars() {
+        match letter {
+            '\n' | '\t' => out.push(letter),
+            letter if letter.is_control() => {
+                out.push_str(&format!("\\u{:04x}", u32::from(letter)));
+            }
+            letter => out.push(letter),
+        }
     }
     out
 }
@@ -178,6 +197,9 @@ mod tests {
             ("128K", Some(131_072)),
             ("8k", Some(8000)),
             ("1M", Some(1_000_000)),
+            ("1048576Mi", Some(1 << 40)),
+            ("1048577Mi", None),
+            ("9223372036854775807", None),
             ("0", None),
             ("-8", None),
             ("1.5k", None),
@@ -186,6 +208,13 @@ mod tests {
         ] {
             assert_eq!(count(text).ok(), expected, "{text}");
         }
+    }
+
+    #[test]
+    fn a_terminal_has_nothing_to_obey() {
+        let text = "a\u{1b}[31m\u{9b}2J\u{7f}\r\n\tb";
+        let expected = "a\\u001b[31m\\u009b2J\\u007f\\u000d\n\tb";
+        assert_eq!(printable(text), expected);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use kvpages::plan::kv_heads_per_rank;
 use serde_json::Value;
 
-use super::fields::{ConfigError, Fields, refused};
+use super::fields::{ConfigError, Fields, as_flag, refused};
 use super::pattern::Kind;
 use super::{Part, Reach, Store, Wishes};
 
@@ -43,8 +43,8 @@ pub fn query_heads(fields: &Fields<'_>, layer: u64, wishes: &Wishes) -> u64 {
 }
 
 /// Whether layers keep a latent.
-pub fn is_latent(fields: &Fields<'_>) -> bool {
-    fields.get("kv_lora_rank").is_some() && fields.flag("use_mla") != Some(false)
+pub fn is_latent(fields: &Fields<'_>) -> Result<bool, ConfigError> {
+    Ok(fields.get("kv_lora_rank").is_some() && fields.flag("use_mla")? != Some(false))
 }
 
 /// What a layer with attention keeps: one thing, or a latent and its indexer.
@@ -54,7 +54,7 @@ pub fn stores(
     layer: u64,
     wishes: &Wishes,
 ) -> Result<Vec<(&'static str, Store)>, ConfigError> {
-    let latent = is_latent(fields);
+    let latent = is_latent(fields)?;
     match kind {
         Kind::Full | Kind::FullAndMamba if latent => latents(fields),
         Kind::Sliding | Kind::Chunked if latent => refused(format!(
@@ -135,6 +135,18 @@ fn widths(fields: &Fields<'_>) -> Result<(u64, u64), ConfigError> {
     ))
 }
 
+/// Key-value heads of a layer. Each is read by as many query heads.
+fn kv_heads(fields: &Fields<'_>, layer: u64) -> Result<u64, ConfigError> {
+    let heads = fields.kv_heads(layer)?;
+    let query_heads = fields.heads(layer).unwrap_or(heads);
+    if !query_heads.is_multiple_of(heads) {
+        fields.note(format!(
+            "{heads} key-value heads do not divide {query_heads} query heads, which kernels demand; the cache is planned all the same"
+        ));
+    }
+    Ok(heads)
+}
+
 fn key_value(
     fields: &Fields<'_>,
     layer: u64,
@@ -144,7 +156,7 @@ fn key_value(
     let (key, value) = widths(fields)?;
     Ok(Store::KeyValue {
         reach,
-        heads: heads_per_rank(fields, fields.kv_heads(layer)?, wishes)?,
+        heads: heads_per_rank(fields, kv_heads(fields, layer)?, wishes)?,
         key,
         value,
     })
@@ -156,10 +168,11 @@ fn full(fields: &Fields<'_>, layer: u64, wishes: &Wishes) -> Result<Store, Confi
         return key_value(fields, layer, Reach::Full, wishes);
     };
     let own = fields.number("num_global_key_value_heads")?;
-    let own = own.filter(|heads| *heads > 0 && fields.flag("attention_k_eq_v") != Some(false));
+    let shares_values = fields.flag("attention_k_eq_v")? != Some(false);
+    let own = own.filter(|heads| *heads > 0 && shares_values);
     let heads = match own {
         Some(heads) => heads,
-        None => fields.kv_heads(layer)?,
+        None => kv_heads(fields, layer)?,
     };
     Ok(Store::KeyValue {
         reach: Reach::Full,
@@ -194,7 +207,7 @@ fn sliding(
         reach,
         heads: match heads {
             Some(heads) => heads_per_rank(fields, heads, wishes)?,
-            None => heads_per_rank(fields, fields.kv_heads(layer)?, wishes)?,
+            None => heads_per_rank(fields, kv_heads(fields, layer)?, wishes)?,
         },
         key: own_key,
         value: value.unwrap_or(if key.is_some() { own_key } else { common_value }),
@@ -207,7 +220,8 @@ pub fn compressed(
     fields: &Fields<'_>,
     ratio: u64,
 ) -> Result<Vec<(&'static str, Store)>, ConfigError> {
-    let width = fields.head_dim()?;
+    // Not the hidden size over the heads, which is another width.
+    let width = fields.required(&["head_dim"], "the width of a latent")?;
     let window = fields.required(&["sliding_window"], "the tokens of a window")?;
     let part = |part, width, tokens| Store::Compressed {
         part,
@@ -256,9 +270,12 @@ pub fn searched(
         Some(Value::Null) => return Ok(None),
         _ => return refused(format!("the field {place} is missing")),
     };
-    let is = |name: &str| attention.get(name).and_then(Value::as_bool) == Some(true);
-    if is("no_op") || is("replace_with_linear") {
-        return Ok(None);
+    for name in ["no_op", "replace_with_linear"] {
+        let value = attention.get(name).filter(|value| !value.is_null());
+        let is_set = value.map(|value| as_flag(&format!("{place}.{name}"), value));
+        if is_set.transpose()? == Some(true) {
+            return Ok(None);
+        }
     }
     let number = |name: &str| -> Result<Option<u64>, ConfigError> {
         let value = attention.get(name).filter(|value| !value.is_null());

@@ -370,6 +370,8 @@ const BY_RULES: &[&str] = &[
     "olmo3",
     "step3p5",
     "step3p7",
+    "zamba",
+    "zamba2",
 ];
 
 /// Whether a family was looked at, so that what its files leave out is what its class says.
@@ -379,6 +381,16 @@ pub fn is_known(family: &str) -> bool {
         || OF_FAMILIES
             .iter()
             .any(|(families, _)| families.contains(&family))
+}
+
+/// Families whose classes have one key-value head unless `multi_query` says otherwise.
+pub fn is_multi_query(family: &str) -> bool {
+    ["falcon", "gpt_bigcode"].contains(&family)
+}
+
+/// Families where `model_max_length` is how long sequences may be, whatever other fields say.
+pub fn has_own_max_len(family: &str) -> bool {
+    ["cohere", "cohere2"].contains(&family)
 }
 
 /// Families where `sliding_window` holds for all layers when nothing says which have it.

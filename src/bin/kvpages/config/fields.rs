@@ -1,6 +1,8 @@
 //! The fields of a file, looked up by any of their names, with what is noted on the way.
 
 use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::ops::Range;
 
 use kvpages::dtype::Dtype;
 use serde_json::{Map, Value};
@@ -210,8 +212,9 @@ impl<'a> Fields<'a> {
     }
 
     /// A yes or no of the file around the model that decodes.
-    pub fn outer_flag(&self, name: &str) -> Option<bool> {
-        self.outer.get(name)?.as_bool()
+    pub fn outer_flag(&self, name: &str) -> Result<Option<bool>, ConfigError> {
+        let value = self.outer.get(name).filter(|value| !value.is_null());
+        value.map(|value| as_flag(name, value)).transpose()
     }
 
     /// A field that is there and not null.
@@ -224,8 +227,8 @@ impl<'a> Fields<'a> {
         self.inner.contains_key(name)
     }
 
-    /// Names of fields that are not null, false, 0 or empty.
-    pub fn set(&self) -> impl Iterator<Item = &'a str> {
+    /// Names and values of fields that are not null, false, 0 or empty.
+    pub fn set(&self) -> impl Iterator<Item = (&'a str, &'a Value)> {
         self.inner.iter().filter_map(|(name, value)| {
             let empty = match value {
                 Value::Null | Value::Bool(false) => true,
@@ -234,7 +237,7 @@ impl<'a> Fields<'a> {
                 Value::Array(items) => items.is_empty(),
                 _ => false,
             };
-            (!empty).then_some(name.as_str())
+            (!empty).then_some((name.as_str(), value))
         })
     }
 
@@ -336,14 +339,80 @@ impl<'a> Fields<'a> {
         numbers.collect::<Result<_, _>>().map(Some)
     }
 
-    /// A text, where the field is given as one.
-    pub fn text(&self, name: &str) -> Option<&'a str> {
-        self.get(name)?.as_str()
+    /// A list of numbers of layers, as [`layers_of`](Fields::layers_of) takes it, where the field is given.
+    pub fn layers(
+        &self,
+        name: &str,
+        numbers: Range<u64>,
+    ) -> Result<Option<BTreeSet<u64>>, ConfigError> {
+        let items = self.items(name)?;
+        items
+            .map(|items| self.layers_of(name, items, numbers))
+            .transpose()
     }
 
-    /// A yes or no; no where the field is not given.
-    pub fn flag(&self, name: &str) -> Option<bool> {
-        self.get(name)?.as_bool()
+    /// Numbers of layers, each of `numbers` and none twice.
+    pub fn layers_of(
+        &self,
+        name: &str,
+        items: &[Value],
+        numbers: Range<u64>,
+    ) -> Result<BTreeSet<u64>, ConfigError> {
+        let mut layers = BTreeSet::new();
+        for item in items {
+            let layer = self.as_number(name, item)?;
+            if !numbers.contains(&layer) {
+                return refused(format!(
+                    "{} has layer {layer}, but layers are numbered {} to {}",
+                    self.named(name),
+                    numbers.start,
+                    numbers.end.saturating_sub(1)
+                ));
+            }
+            if !layers.insert(layer) {
+                return refused(format!(
+                    "{} has layer {layer} twice; it must be there once",
+                    self.named(name)
+                ));
+            }
+        }
+        Ok(layers)
+    }
+
+    /// A list of 0 and 1, where the field is given.
+    pub fn switches(&self, name: &str) -> Result<Option<Vec<bool>>, ConfigError> {
+        let Some(numbers) = self.numbers(name)? else {
+            return Ok(None);
+        };
+        let switches = numbers.iter().enumerate().map(|(at, number)| match number {
+            0 => Ok(false),
+            1 => Ok(true),
+            other => refused(format!(
+                "{}[{at}] is {other}; it must be 0 or 1",
+                self.named(name)
+            )),
+        });
+        switches.collect::<Result<_, _>>().map(Some)
+    }
+
+    /// A text, where the field is given.
+    pub fn text(&self, name: &str) -> Result<Option<&'a str>, ConfigError> {
+        match self.get(name) {
+            None => Ok(None),
+            Some(Value::String(text)) => Ok(Some(text)),
+            Some(other) => refused(format!(
+                "{} is {other}; it must be a text",
+                self.named(name)
+            )),
+        }
+    }
+
+    /// A yes or no, where the field is given.
+    pub fn flag(&self, name: &str) -> Result<Option<bool>, ConfigError> {
+        let value = self.get(name);
+        value
+            .map(|value| as_flag(&self.named(name), value))
+            .transpose()
     }
 
     /// Query heads of a layer.
@@ -355,7 +424,7 @@ impl<'a> Fields<'a> {
     /// Key-value heads of a layer.
     pub fn kv_heads(&self, layer: u64) -> Result<u64, ConfigError> {
         // Hunyuan's layers may read the keys and values of the one before.
-        if self.flag("use_cla") == Some(true) {
+        if self.flag("use_cla")? == Some(true) {
             return refused(format!(
                 "model_type {}: {} is true, layers that share keys and values in a way not known here",
                 self.family,
@@ -364,17 +433,16 @@ impl<'a> Fields<'a> {
         }
         // One head for all queries. Falcon's class writes num_kv_heads into its files all the same, and
         // does not look at it unless the architecture is the new one.
-        if self.flag("multi_query") == Some(true)
-            && self.flag("new_decoder_architecture") != Some(true)
-        {
+        let is_new = self.flag("new_decoder_architecture")? == Some(true);
+        if !is_new && self.is_multi_query()? {
             return Ok(1);
         }
         // SantaCoder, of GPT-2's family.
-        if self.text("attention_head_type") == Some("multiquery") {
+        if self.text("attention_head_type")? == Some("multiquery") {
             return Ok(1);
         }
         // ChatGLM's class looks at the number of groups where this is true.
-        if self.flag("multi_query_attention") == Some(false) {
+        if self.flag("multi_query_attention")? == Some(false) {
             return self.heads(layer);
         }
         if let Some(heads) = self.of_layer(KV_HEADS, layer)? {
@@ -408,6 +476,19 @@ impl<'a> Fields<'a> {
         Ok(heads)
     }
 
+    fn is_multi_query(&self) -> Result<bool, ConfigError> {
+        let given = self.flag("multi_query")?;
+        let is_left_out = !self.names("multi_query") && defaults::is_multi_query(&self.family);
+        if is_left_out {
+            self.note(format!(
+                "{} is not given: true, the default of {}'s configuration class",
+                self.named("multi_query"),
+                self.family
+            ));
+        }
+        Ok(is_left_out || given == Some(true))
+    }
+
     /// A number that may be one for all layers or a list of one for each.
     fn of_layer(&self, names: &[&str], layer: u64) -> Result<Option<u64>, ConfigError> {
         for name in names {
@@ -430,21 +511,29 @@ impl<'a> Fields<'a> {
 
     /// Elements of one head.
     pub fn head_dim(&self) -> Result<u64, ConfigError> {
-        if let Some(width) = self.known(HEAD_DIM)? {
+        // Zamba's attention reads the embeddings beside the hidden state. Its other fields of a width are
+        // not those of its attention.
+        let (names, times, twice) = match self.family.as_str() {
+            "zamba" | "zamba2" => (&["attention_head_dim"][..], 2, "twice the "),
+            _ => (HEAD_DIM, 1, ""),
+        };
+        if let Some(width) = self.known(names)? {
             return Ok(width);
         }
-        let hidden = self.required(HIDDEN, "and head_dim is not given either")?;
+        let why = format!("and {} is not given either", names[0]);
+        let hidden = self.required(HIDDEN, &why)?.saturating_mul(times);
         let heads = self.heads(0)?;
         if !hidden.is_multiple_of(heads) {
             return refused(format!(
-                "{} is not given, and {} {hidden} is no multiple of the {heads} query heads; give head_dim",
-                self.named("head_dim"),
-                HIDDEN[0]
+                "{} is not given, and {twice}{} {hidden} is no multiple of the {heads} query heads; give {}",
+                self.named(names[0]),
+                HIDDEN[0],
+                names[0]
             ));
         }
         self.note(format!(
-            "{} is not given: hidden size {hidden} over {heads} query heads, {}",
-            self.named("head_dim"),
+            "{} is not given: {twice}hidden size {hidden} over {heads} query heads, {}",
+            self.named(names[0]),
             hidden / heads
         ));
         Ok(hidden / heads)
@@ -452,6 +541,12 @@ impl<'a> Fields<'a> {
 
     /// The longest sequence, where the file has it.
     pub fn max_len(&self) -> Result<Option<u64>, ConfigError> {
+        // Cohere's max_position_embeddings are those of its training.
+        if defaults::has_own_max_len(&self.family)
+            && let Some(len) = self.number("model_max_length")?
+        {
+            return self.positive("model_max_length", len).map(Some);
+        }
         if let Some(len) = self.known(MAX_LEN)? {
             return Ok(Some(len));
         }
@@ -466,15 +561,22 @@ impl<'a> Fields<'a> {
 
     /// Type of the model's activations.
     pub fn dtype(&self) -> Result<Dtype, ConfigError> {
-        let found = [self.inner, self.outer]
-            .into_iter()
-            .flat_map(|map| ["dtype", "torch_dtype"].map(|name| map.get(name)))
-            .flatten()
-            .find_map(Value::as_str)
-            .filter(|text| *text != "auto");
-        let Some(text) = found else {
-            self.note("neither dtype nor torch_dtype is given: bfloat16 is assumed");
-            return Ok(Dtype::Bf16);
+        let maps = [(self.inner, self.path.as_str()), (self.outer, "")];
+        let places = maps.into_iter().flat_map(|(map, path)| {
+            ["dtype", "torch_dtype"].map(|name| (format!("{path}{name}"), map.get(name)))
+        });
+        let mut given = places.filter_map(|(name, value)| Some((name, value?)));
+        let (name, text) = match given.find(|(_, value)| !value.is_null()) {
+            Some((name, Value::String(text))) if text != "auto" => (name, text),
+            None | Some((_, Value::String(_))) => {
+                self.note("neither dtype nor torch_dtype is given: bfloat16 is assumed");
+                return Ok(Dtype::Bf16);
+            }
+            Some((name, other)) => {
+                return refused(format!(
+                    "{name} is {other}; it must be a text such as \"bfloat16\""
+                ));
+            }
         };
         match units::dtype(text) {
             Some(Dtype::F32) => {
@@ -485,7 +587,7 @@ impl<'a> Fields<'a> {
             }
             Some(dtype) => Ok(dtype),
             None => refused(format!(
-                "dtype is \"{text}\"; known are float32, float16 and bfloat16"
+                "{name} is \"{text}\"; known are float32, float16 and bfloat16"
             )),
         }
     }
@@ -519,7 +621,7 @@ impl Fields<'_> {
         }
     }
 
-    /// Tokens that YaRN reaches.
+    /// Tokens that scaled positions reach.
     fn stretched(&self) -> Option<u64> {
         let scaling = self
             .get("rope_scaling")
@@ -529,9 +631,25 @@ impl Fields<'_> {
             .or_else(|| scaling.get("type"))?
             .as_str()?;
         let factor = scaling.get("factor")?.as_f64()?;
-        let original = scaling.get("original_max_position_embeddings")?.as_u64()?;
+        let original = scaling.get("original_max_position_embeddings");
+        let original = match (original.and_then(Value::as_u64), kind) {
+            (Some(original), "yarn" | "linear" | "dynamic") => original,
+            // Gemma 3's max_position_embeddings are those that it was stretched to.
+            (None, "linear" | "dynamic") if !self.family.starts_with("gemma3") => {
+                self.number("max_position_embeddings").ok()??
+            }
+            _ => return None,
+        };
         let tokens = factor * original as f64;
-        (kind == "yarn" && (1.0..1e15).contains(&tokens)).then_some(tokens as u64)
+        (1.0..1e15).contains(&tokens).then_some(tokens as u64)
+    }
+}
+
+/// A value as a yes or no.
+pub fn as_flag(name: &str, value: &Value) -> Result<bool, ConfigError> {
+    match value {
+        Value::Bool(flag) => Ok(*flag),
+        other => refused(format!("{name} is {other}; it must be true or false")),
     }
 }
 

@@ -9,7 +9,7 @@ const MOST_LAYERS: u64 = 100_000;
 
 /// Decoder layers in all.
 pub fn count(fields: &Fields<'_>) -> Result<u64, ConfigError> {
-    let names: &[&str] = match is_encoder_decoder(fields) {
+    let names: &[&str] = match is_encoder_decoder(fields)? {
         true => &[
             "decoder_layers",
             "num_decoder_layers",
@@ -30,21 +30,22 @@ pub fn count(fields: &Fields<'_>) -> Result<u64, ConfigError> {
 }
 
 /// Whether the fields describe an encoder and a decoder together.
-fn has_encoder(fields: &Fields<'_>) -> bool {
-    fields.flag("is_encoder_decoder") == Some(true) || fields.family() == "whisper"
+fn has_encoder(fields: &Fields<'_>) -> Result<bool, ConfigError> {
+    Ok(fields.flag("is_encoder_decoder")? == Some(true) || fields.family() == "whisper")
 }
 
 /// Whether the model is the decoder of a file that has an encoder of another kind beside it.
-fn is_beside_encoder(fields: &Fields<'_>) -> bool {
-    !has_encoder(fields)
-        && (fields.flag("add_cross_attention") == Some(true)
-            || fields.get("cross_attention_hidden_size").is_some()
-            || fields.is_nested() && fields.outer_flag("is_encoder_decoder") == Some(true))
+fn is_beside_encoder(fields: &Fields<'_>) -> Result<bool, ConfigError> {
+    let attends = fields.flag("add_cross_attention")? == Some(true)
+        || fields.get("cross_attention_hidden_size").is_some()
+        || fields.is_nested() && fields.outer_flag("is_encoder_decoder")? == Some(true);
+    Ok(attends && !has_encoder(fields)?)
 }
 
 /// Whether its fields are named as those of BART's decoder.
-fn is_encoder_decoder(fields: &Fields<'_>) -> bool {
-    has_encoder(fields) || is_beside_encoder(fields) && fields.get("decoder_layers").is_some()
+fn is_encoder_decoder(fields: &Fields<'_>) -> Result<bool, ConfigError> {
+    let is_named_so = fields.get("decoder_layers").is_some();
+    Ok(has_encoder(fields)? || is_named_so && is_beside_encoder(fields)?)
 }
 
 /// All that keeps something.
@@ -52,7 +53,7 @@ pub fn layers(fields: &Fields<'_>, wishes: &Wishes) -> Result<Vec<Layer>, Config
     if let Some(why) = defaults::why_not(fields.family()) {
         return refused(format!("model_type {}: {why}", fields.family()));
     }
-    let mut layers = if is_encoder_decoder(fields) {
+    let mut layers = if is_encoder_decoder(fields)? {
         encoder_decoder(fields, wishes)?
     } else if fields.get("compress_ratios").is_some() {
         compressed(fields)?
@@ -133,7 +134,7 @@ fn stores(
             };
             stores.push((format!(".{name}{suffix}"), store));
         }
-        if is_beside_encoder(fields) && kind != Kind::Cross {
+        if kind != Kind::Cross && is_beside_encoder(fields)? {
             for (suffix, store) in attention::stores(fields, Kind::Cross, place, wishes)? {
                 stores.push((format!(".encoder_attn{suffix}"), store));
             }
@@ -404,6 +405,9 @@ pub fn encoder_tokens(
         )
     });
     if !crosses {
+        if wishes.encoder_tokens.is_some() {
+            fields.note("--encoder-tokens has no effect: the model has no cross attention");
+        }
         return Ok(0);
     }
     if let Some(tokens) = wishes.encoder_tokens {
@@ -413,7 +417,7 @@ pub fn encoder_tokens(
         return Ok(tokens);
     }
     // A decoder beside an encoder of another kind has these for itself alone.
-    if has_encoder(fields)
+    if has_encoder(fields)?
         && let Some(tokens) = fields.known(&["max_position_embeddings", "n_positions"])?
     {
         fields.note(format!(

@@ -148,6 +148,7 @@ pub fn read(text: &str, wishes: &Wishes) -> Result<Described, ConfigError> {
     let layers = layers::layers(&fields, wishes)?;
     let dtype = fields.dtype()?;
     let encoder_tokens = layers::encoder_tokens(&fields, wishes, &layers)?;
+    state::note_unused_dtype(&fields, wishes, &layers);
     fields.note_what_engines_may_do();
     Ok(Described {
         model_type: fields.model_type().to_owned(),

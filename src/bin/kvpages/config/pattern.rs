@@ -75,8 +75,6 @@ const TELLING: &[&str] = &[
     "delta_net",
     "rwkv",
     "lru",
-    "compress_rat",
-    "kv_compress",
     "hybrid",
     "block_types",
     "attn_type",
@@ -91,16 +89,26 @@ const TELLING: &[&str] = &[
     "conv1d",
     "short_conv",
     "d_conv",
-    "kv_shar",
-    "shared_kv",
-    "cla_share",
-    "yoco",
     "attention_chunk",
     "state_size",
     "sparse_attention",
     "global_attn",
     "cross_attention",
+];
+
+/// Fields that say what layers keep beyond their kinds: whose keys and values they read, how those are
+/// compressed, and how often the layers run, each time with a cache of its own. No list of kinds
+/// answers them.
+const BEYOND_KINDS: &[&str] = &[
+    "compress_rat",
+    "kv_compress",
+    "kv_shar",
+    "shared_kv",
+    "cla_share",
+    "yoco",
     "cross_layer",
+    "ut_steps",
+    "num_loop",
 ];
 
 /// Decides the kinds of so many layers where its fields are given.
@@ -125,12 +133,47 @@ pub fn kinds(fields: &Fields<'_>, count: u64, drafts: u64) -> Result<Vec<Kind>, 
         windows_above,
         only_mamba,
     ];
+    refuse_beyond_kinds(fields)?;
     for rule in rules {
         if let Some(kinds) = rule(fields, count)? {
+            if !defaults::is_known(fields.family()) {
+                fields.note(format!(
+                    "model_type {} is not known here: planned from its plain fields, with layers of the kinds that they say",
+                    fields.family()
+                ));
+            }
             return expect_count(fields, kinds, count, drafts);
         }
     }
     uniform(fields, count)
+}
+
+fn is_of(name: &str, parts: &[&str]) -> bool {
+    let name = name.to_lowercase();
+    parts.iter().any(|part| name.contains(part))
+}
+
+fn refuse_beyond_kinds(fields: &Fields<'_>) -> Result<(), ConfigError> {
+    let family = fields.family();
+    // Hunyuan's files have the factor also where it is not used.
+    let is_off = fields.flag("use_cla")? == Some(false);
+    let is_answered = |name: &str, value: &Value| match name {
+        "num_kv_shared_layers" => defaults::is_known(family),
+        "cla_share_factor" if is_off => true,
+        // A factor of 1 shares nothing, and one run is what any model has.
+        _ => value.as_f64() == Some(1.0),
+    };
+    let beyond = fields
+        .set()
+        .find(|(name, value)| is_of(name, BEYOND_KINDS) && !is_answered(name, value));
+    match beyond {
+        None => Ok(()),
+        Some((name, _)) => refused(format!(
+            "model_type {family}: its field {} is set, which decides beyond the kinds of layers what they keep \
+             (whose keys and values they read, or how often they run), in a way that is not known here",
+            fields.named(name)
+        )),
+    }
 }
 
 fn expect_count(
@@ -156,12 +199,8 @@ fn uniform(fields: &Fields<'_>, count: u64) -> Result<Vec<Kind>, ConfigError> {
     let is_plain = defaults::is_plain(family);
     if !is_plain {
         let latent = fields.get("kv_lora_rank").is_some();
-        let telling = fields.set().find(|name| {
-            TELLING
-                .iter()
-                .any(|part| name.to_lowercase().contains(part))
-        });
-        if let Some(name) = telling {
+        let telling = fields.set().find(|(name, _)| is_of(name, TELLING));
+        if let Some((name, _)) = telling {
             return refused(format!(
                 "model_type {family} is not known here, and its field {} may decide what layers keep; \
                  give layer_types, one name for each layer, so that nothing has to be guessed",
@@ -179,7 +218,8 @@ fn uniform(fields: &Fields<'_>, count: u64) -> Result<Vec<Kind>, ConfigError> {
             ));
         }
     }
-    let slides = fields.flag("use_sliding_window") != Some(false);
+    let slides = fields.flag("use_sliding_window")?;
+    let (is_said, slides) = (slides.is_some(), slides != Some(false));
     let window = match defaults::windows_all(family) {
         true => fields.known(&["sliding_window"])?,
         false => fields
@@ -188,7 +228,7 @@ fn uniform(fields: &Fields<'_>, count: u64) -> Result<Vec<Kind>, ConfigError> {
     };
     let kind = match window {
         Some(_) if slides && defaults::windows_all(family) => Kind::Sliding,
-        Some(_) if slides && is_plain && fields.flag("use_sliding_window").is_none() => Kind::Full,
+        Some(_) if slides && is_plain && !is_said => Kind::Full,
         Some(_) if slides => {
             return refused(format!(
                 "model_type {family}: {} is set, but nothing says which layers have the window; give layer_types",
@@ -258,7 +298,7 @@ fn one_name_a_layer(fields: &Fields<'_>, _: u64) -> Result<Option<Vec<Kind>>, Co
 
 /// `M` for Mamba, `*` for attention, `-` and `E` for what keeps nothing.
 fn letters_of_nemotron(fields: &Fields<'_>, _: u64) -> Result<Option<Vec<Kind>>, ConfigError> {
-    let Some(text) = fields.text("hybrid_override_pattern") else {
+    let Some(text) = fields.text("hybrid_override_pattern")? else {
         return Ok(None);
     };
     let kinds = text
@@ -281,16 +321,13 @@ fn kimi_lists(fields: &Fields<'_>, count: u64) -> Result<Option<Vec<Kind>>, Conf
     let Some(Value::Object(linear)) = fields.get("linear_attn_config") else {
         return Ok(None);
     };
-    let list = |name: &str| -> Result<Vec<u64>, ConfigError> {
-        let items = linear.get(name).and_then(Value::as_array);
-        match items {
-            Some(items) => items
-                .iter()
-                .map(|item| fields.as_number(name, item))
-                .collect(),
+    let list = |name: &str| {
+        let full_name = format!("linear_attn_config.{name}");
+        match linear.get(name).and_then(Value::as_array) {
+            Some(items) => fields.layers_of(&full_name, items, 1..count + 1),
             None => refused(format!(
                 "the field {} is missing, the list of such layers",
-                fields.named(&format!("linear_attn_config.{name}"))
+                fields.named(&full_name)
             )),
         }
     };
@@ -313,32 +350,26 @@ fn kimi_lists(fields: &Fields<'_>, count: u64) -> Result<Option<Vec<Kind>>, Conf
 
 /// 1 for a window, 0 for full attention.
 fn numbers_of_mimo(fields: &Fields<'_>, _: u64) -> Result<Option<Vec<Kind>>, ConfigError> {
-    let Some(numbers) = fields.numbers("hybrid_layer_pattern")? else {
-        return Ok(None);
-    };
-    let kind = |number: u64| {
-        if number == 1 {
-            Kind::Sliding
-        } else {
-            Kind::Full
-        }
-    };
-    Ok(Some(numbers.into_iter().map(kind).collect()))
+    let kinds = (Kind::Full, Kind::Sliding);
+    one_number_a_layer(fields, "hybrid_layer_pattern", kinds)
 }
 
 /// 1 for full attention, 0 for lightning attention.
 fn numbers_of_minimax(fields: &Fields<'_>, _: u64) -> Result<Option<Vec<Kind>>, ConfigError> {
-    let Some(numbers) = fields.numbers("attn_type_list")? else {
+    one_number_a_layer(fields, "attn_type_list", (Kind::Linear, Kind::Full))
+}
+
+/// The kind of a layer where its number is 0, and where it is 1.
+fn one_number_a_layer(
+    fields: &Fields<'_>,
+    name: &str,
+    (zero, one): (Kind, Kind),
+) -> Result<Option<Vec<Kind>>, ConfigError> {
+    let Some(switches) = fields.switches(name)? else {
         return Ok(None);
     };
-    let kind = |number: u64| {
-        if number == 0 {
-            Kind::Linear
-        } else {
-            Kind::Full
-        }
-    };
-    Ok(Some(numbers.into_iter().map(kind).collect()))
+    let kind = |is_one| if is_one { one } else { zero };
+    Ok(Some(switches.into_iter().map(kind).collect()))
 }
 
 /// The layers with attention; the others convolve (LFM2) or are Mamba.
@@ -347,7 +378,7 @@ fn attention_indices(fields: &Fields<'_>, count: u64) -> Result<Option<Vec<Kind>
         ("attn_layer_indices", Kind::Mamba),
         ("full_attn_idxs", Kind::ShortConv),
     ] {
-        if let Some(full) = fields.numbers(name)? {
+        if let Some(full) = fields.layers(name, 0..count)? {
             let kind = |layer| {
                 if full.contains(&layer) {
                     Kind::Full
@@ -393,6 +424,12 @@ fn attention_period(fields: &Fields<'_>, count: u64) -> Result<Option<Vec<Kind>>
             "attn_layer_offset is not given: {offset}, the default of the class"
         ));
     }
+    if offset >= period {
+        return refused(format!(
+            "{} is {offset}; it must be less than attn_layer_period, {period}",
+            fields.named("attn_layer_offset")
+        ));
+    }
     each(count, |layer| match layer % period == offset {
         true => Kind::Full,
         false => Kind::Mamba,
@@ -431,7 +468,7 @@ fn full_interval(fields: &Fields<'_>, count: u64) -> Result<Option<Vec<Kind>>, C
 /// The last of so many layers is full, the others have windows; or a letter for each, repeated.
 fn window_pattern(fields: &Fields<'_>, count: u64) -> Result<Option<Vec<Kind>>, ConfigError> {
     for name in ["sliding_window_pattern", "_sliding_window_pattern"] {
-        if let Some(letters) = fields.text(name) {
+        if let Some(letters) = fields.get(name).and_then(Value::as_str) {
             let letters: Vec<char> = letters.chars().collect();
             let kinds =
                 (0..count).map(
@@ -487,18 +524,9 @@ fn chunks_of_llama4(fields: &Fields<'_>, count: u64) -> Result<Option<Vec<Kind>>
     if chunk.is_none() {
         return repeat(Kind::Full, count).map(Some);
     }
-    if let Some(rotary) = fields
-        .numbers("no_rope_layers")?
-        .filter(|list| !list.is_empty())
-    {
-        let kind = |number: u64| {
-            if number == 0 {
-                Kind::Full
-            } else {
-                Kind::Chunked
-            }
-        };
-        return Ok(Some(rotary.into_iter().map(kind).collect()));
+    let rotary = one_number_a_layer(fields, "no_rope_layers", (Kind::Full, Kind::Chunked))?;
+    if let Some(kinds) = rotary.filter(|kinds| !kinds.is_empty()) {
+        return Ok(Some(kinds));
     }
     let interval = fields.required(
         &["no_rope_layer_interval"],
@@ -513,7 +541,7 @@ fn chunks_of_llama4(fields: &Fields<'_>, count: u64) -> Result<Option<Vec<Kind>>
 
 /// Layers that attend to an image's tokens.
 fn cross_layers(fields: &Fields<'_>, count: u64) -> Result<Option<Vec<Kind>>, ConfigError> {
-    let Some(cross) = fields.numbers("cross_attention_layers")? else {
+    let Some(cross) = fields.layers("cross_attention_layers", 0..count)? else {
         return Ok(None);
     };
     let kind = |layer| {
@@ -528,8 +556,8 @@ fn cross_layers(fields: &Fields<'_>, count: u64) -> Result<Option<Vec<Kind>>, Co
 
 /// Qwen 2 and 3: windows from a layer on, where they are used at all.
 fn windows_above(fields: &Fields<'_>, count: u64) -> Result<Option<Vec<Kind>>, ConfigError> {
-    if fields.flag("use_sliding_window") != Some(true) || fields.number("sliding_window")?.is_none()
-    {
+    let slides = fields.flag("use_sliding_window")? == Some(true);
+    if !slides || fields.number("sliding_window")?.is_none() {
         return Ok(None);
     }
     let Some(first) = fields.number("max_window_layers")? else {

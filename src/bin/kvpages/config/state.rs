@@ -5,7 +5,7 @@ use kvpages::spec::StateKind;
 use serde_json::Value;
 
 use super::fields::{ConfigError, Fields, HIDDEN, refused};
-use super::{Store, Wishes};
+use super::{Layer, Store, Wishes};
 
 const CONV: &[&str] = &["conv_kernel", "mamba_d_conv", "d_conv", "conv_kernel_size"];
 const STATE: &[&str] = &["ssm_state_size", "mamba_d_state", "state_size", "d_state"];
@@ -55,7 +55,7 @@ fn recurrent_dtype(fields: &Fields<'_>, wishes: &Wishes) -> Result<Dtype, Config
         "mamba_ssm_cache_dtype",
         "ssm_cache_dtype",
     ] {
-        if let Some(text) = fields.text(name).filter(|text| *text != "auto") {
+        if let Some(text) = fields.text(name)?.filter(|text| *text != "auto") {
             return match crate::units::dtype(text) {
                 Some(dtype) => Ok(dtype),
                 None => refused(format!(
@@ -72,6 +72,18 @@ fn recurrent_dtype(fields: &Fields<'_>, wishes: &Wishes) -> Result<Dtype, Config
     Ok(dtype)
 }
 
+/// Notes where a type of recurrent states was given for a model that has none. Short convolutions keep
+/// inputs, which are of the model's type.
+pub fn note_unused_dtype(fields: &Fields<'_>, wishes: &Wishes, layers: &[Layer]) {
+    let is_recurrent = |layer: &Layer| match layer.store {
+        Store::State { kind, .. } => kind != StateKind::ShortConv,
+        _ => false,
+    };
+    if wishes.state_dtype.is_some() && !layers.iter().any(is_recurrent) {
+        fields.note("--state-dtype has no effect: the model has no recurrent states");
+    }
+}
+
 /// A Mamba layer: the second version where it has heads, else the first.
 pub fn mamba(fields: &Fields<'_>, wishes: &Wishes) -> Result<Store, ConfigError> {
     let first = ["jamba", "mamba", "falcon_mamba", "zamba"].contains(&fields.family());
@@ -79,12 +91,39 @@ pub fn mamba(fields: &Fields<'_>, wishes: &Wishes) -> Result<Store, ConfigError>
         (true, _) => None,
         // The plain model's own names.
         (_, "mamba2") => Some(fields.required(&["num_heads"], "the number of state heads")?),
-        _ => fields.known(HEADS)?,
+        _ => match fields.known(HEADS)? {
+            None if is_second(fields) => Some(heads_of_width(fields)?),
+            heads => heads,
+        },
     };
     match heads {
         Some(heads) => mamba2(fields, wishes, heads),
         None => mamba1(fields, wishes),
     }
+}
+
+/// Whether fields that only the second version has are given.
+fn is_second(fields: &Fields<'_>) -> bool {
+    let gives = |names: &[&str]| names.iter().any(|name| fields.get(name).is_some());
+    gives(HEAD_DIM) && gives(GROUPS)
+}
+
+/// The heads of a Mamba 2 layer where only their width is given.
+fn heads_of_width(fields: &Fields<'_>) -> Result<u64, ConfigError> {
+    let head_dim = fields.required(HEAD_DIM, "the width of a Mamba head")?;
+    let width = inner_width(fields)?;
+    if !width.is_multiple_of(head_dim) {
+        return refused(format!(
+            "the width of a Mamba layer, {width}, is no multiple of its heads' width {head_dim}; give {}",
+            fields.named(HEADS[0])
+        ));
+    }
+    let heads = width / head_dim;
+    fields.note(format!(
+        "{} is not given: the width of a Mamba layer {width} over its heads' {head_dim}, {heads}",
+        fields.named(HEADS[0])
+    ));
+    Ok(heads)
 }
 
 fn inner_width(fields: &Fields<'_>) -> Result<u64, ConfigError> {
@@ -133,7 +172,7 @@ fn mamba2(fields: &Fields<'_>, wishes: &Wishes, heads: u64) -> Result<Store, Con
     };
     let is_auto = own_names
         .iter()
-        .any(|name| fields.text(name) == Some("auto"));
+        .any(|name| fields.get(name).is_some_and(|value| value == "auto"));
     let given = if is_auto {
         None
     } else {
@@ -157,6 +196,11 @@ fn mamba2(fields: &Fields<'_>, wishes: &Wishes, heads: u64) -> Result<Store, Con
         }
     };
     let groups = fields.required(GROUPS, "the groups of a Mamba 2 layer")?;
+    if groups != 1 && !groups.is_multiple_of(ranks) {
+        fields.note(format!(
+            "{groups} groups of Mamba 2 cannot be divided over --tp {ranks} ranks, which most engines demand; the cache is planned all the same"
+        ));
+    }
     // Ranks that share a group each hold a copy of it.
     let groups = if groups.is_multiple_of(ranks) {
         groups

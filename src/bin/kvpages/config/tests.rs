@@ -328,6 +328,63 @@ fn lengths_and_encoders() {
     }
 }
 
+/// Cohere says of its own how long sequences may be; others have what they were trained with.
+#[test]
+fn lengths_that_other_fields_change() {
+    let plain = r#""hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8,
+        "num_hidden_layers": 4, "max_position_embeddings": 8192, "dtype": "bfloat16""#;
+    let own = r#""model_max_length": 132096"#;
+    let cohere = format!(r#"{{"model_type": "cohere", {plain}, {own}}}"#);
+    let aya = format!(
+        r#"{{"model_type": "aya_vision", "text_config": {{"model_type": "cohere2", {plain}, {own}}}}}"#
+    );
+    let llama = format!(r#"{{"model_type": "llama", {plain}, {own}}}"#);
+    for (text, expected) in [(cohere, 132_096), (aya, 132_096), (llama, 8192)] {
+        let described = read(&text, &WISHES).unwrap();
+        assert_eq!(described.max_len, Some(expected), "{text}");
+    }
+    for (family, scaling, expected) in [
+        (
+            "llama",
+            r#"{"type": "linear", "factor": 4.0}"#,
+            Some(32_768),
+        ),
+        (
+            "llama",
+            r#"{"rope_type": "dynamic", "factor": 2}"#,
+            Some(16_384),
+        ),
+        (
+            "llama",
+            r#"{"rope_type": "linear", "factor": 8, "original_max_position_embeddings": 2048}"#,
+            Some(16_384),
+        ),
+        (
+            "llama",
+            r#"{"rope_type": "linear", "factor": 4, "original_max_position_embeddings": 2048}"#,
+            None,
+        ),
+        ("llama", r#"{"rope_type": "llama3", "factor": 8}"#, None),
+        (
+            "gemma3_text",
+            r#"{"rope_type": "linear", "factor": 8}"#,
+            None,
+        ),
+    ] {
+        let text = format!(r#"{{"model_type": "{family}", {plain}, "rope_scaling": {scaling}}}"#);
+        let described = read(&text, &WISHES).unwrap();
+        assert_eq!(described.max_len, Some(8192), "{text}");
+        let notes = described.notes.join("\n");
+        match expected {
+            Some(tokens) => assert!(
+                notes.contains(&format!("from 8192 to {tokens} tokens")),
+                "{notes}"
+            ),
+            None => assert!(!notes.contains("may stretch"), "{notes}"),
+        }
+    }
+}
+
 /// A fixture with a field set to another value; with none, left out.
 fn changed(name: &str, field: &str, value: Option<Value>) -> String {
     let mut config: Value = serde_json::from_str(&fixture(name)).unwrap();
@@ -386,7 +443,19 @@ fn refusals_name_the_field() {
             "num_key_value_heads",
         ),
         ("llama", "num_hidden_layers", number(1 << 40), "at most"),
-        ("llama", "torch_dtype", Some("int7".into()), "int7"),
+        (
+            "llama",
+            "torch_dtype",
+            Some("int7".into()),
+            "torch_dtype is \"int7\"",
+        ),
+        ("llama", "torch_dtype", number(16), "torch_dtype is 16"),
+        (
+            "gemma4",
+            "text_config.dtype",
+            Some(vec!["bfloat16"].into()),
+            "text_config.dtype is [\"bfloat16\"]",
+        ),
         (
             "gpt_oss",
             "sliding_window",
@@ -423,6 +492,7 @@ fn refusals_name_the_field() {
             Some(vec![4; 3].into()),
             "has 3 entries",
         ),
+        ("deepseek_v4", "head_dim", None, "head_dim is missing"),
         (
             "deepseek_v4",
             "sliding_window",
@@ -508,6 +578,201 @@ fn refusals_name_the_field() {
     }
 }
 
+/// A list of kinds does not say whose keys and values layers read, nor how often they run.
+#[test]
+fn what_no_list_of_kinds_answers_is_refused() {
+    for family in ["brand_new", "llama"] {
+        let text = |more: &str| {
+            format!(
+                r#"{{"model_type": "{family}", "hidden_size": 4096, "num_attention_heads": 32, "dtype": "bfloat16",
+                "num_key_value_heads": 8, "num_hidden_layers": 2, "layer_types": ["full_attention", "full_attention"]
+                {more}}}"#
+            )
+        };
+        for field in [
+            "cla_share_factor",
+            "kv_sharing",
+            "shared_kv_layers",
+            "yoco_start",
+            "cross_layer_kv",
+            "kv_compression",
+            "compress_ratio",
+            "total_ut_steps",
+            "num_loops",
+        ] {
+            for value in ["2", "true", "[0, 1]", "\"all\""] {
+                let text = text(&format!(", \"{field}\": {value}"));
+                let error = read(&text, &WISHES).unwrap_err();
+                assert!(error.0.contains(field), "{family}, {field}: {error}");
+            }
+            for value in ["null", "false", "0", "1", "1.0", "[]"] {
+                let text = text(&format!(", \"{field}\": {value}"));
+                let described = read(&text, &WISHES);
+                assert!(described.is_ok(), "{family}, {field} {value}");
+            }
+        }
+        // Hunyuan's files have it beside what turns it off.
+        let off = text(", \"use_cla\": false, \"cla_share_factor\": 2");
+        assert_eq!(summary(&read(&off, &WISHES).unwrap()), "2 full 8x128");
+        let notes = read(&text(""), &WISHES).unwrap().notes.join("\n");
+        let is_noted = notes.contains("model_type brand_new is not known here");
+        assert_eq!(is_noted, family == "brand_new", "{notes}");
+        // Gemma's rule, which is not everybody's.
+        let shared = read(&text(", \"num_kv_shared_layers\": 1"), &WISHES);
+        assert_eq!(shared.is_err(), family == "brand_new");
+    }
+}
+
+/// What lists of layers and of 0 and 1 say beyond the layers is no layer that is passed over.
+#[test]
+fn lists_that_say_more_than_there_is_are_refused() {
+    let mllama = r#"{"model_type": "mllama", "text_config": {"model_type": "mllama_text_model", "hidden_size": 4096,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "num_hidden_layers": 4, "dtype": "bfloat16",
+        "cross_attention_layers": LIST}}"#;
+    for (list, expected) in [
+        (
+            "[1, 4]",
+            "text_config.cross_attention_layers has layer 4, but layers are numbered 0 to 3",
+        ),
+        (
+            "[1, 3, 1]",
+            "text_config.cross_attention_layers has layer 1 twice",
+        ),
+    ] {
+        let error = read(&mllama.replace("LIST", list), &WISHES).unwrap_err();
+        assert!(error.0.contains(expected), "{list}: {error}");
+    }
+    let full = "linear_attn_config.full_attn_layers";
+    let bits = |count: usize, other: u64| -> Vec<u64> {
+        let mut bits = vec![1; count];
+        bits[2] = other;
+        bits
+    };
+    for (name, field, list, expected) in [
+        (
+            "bamba",
+            "attn_layer_indices",
+            vec![9, 32],
+            "has layer 32, but layers are numbered 0 to 31",
+        ),
+        (
+            "bamba",
+            "attn_layer_indices",
+            vec![9, 9],
+            "has layer 9 twice",
+        ),
+        (
+            "lfm2",
+            "full_attn_idxs",
+            vec![2, 16],
+            "has layer 16, but layers are numbered 0 to 15",
+        ),
+        (
+            "kimi_linear",
+            full,
+            vec![4, 28],
+            "has layer 28, but layers are numbered 1 to 27",
+        ),
+        (
+            "kimi_linear",
+            full,
+            vec![0],
+            "has layer 0, but layers are numbered 1 to 27",
+        ),
+        ("kimi_linear", full, vec![4, 4], "has layer 4 twice"),
+        (
+            "mimo_v2_flash",
+            "hybrid_layer_pattern",
+            bits(48, 2),
+            "[2] is 2; it must be 0 or 1",
+        ),
+        (
+            "minimax_text_01",
+            "attn_type_list",
+            bits(80, 7),
+            "[2] is 7; it must be 0 or 1",
+        ),
+        (
+            "llama4",
+            "text_config.no_rope_layers",
+            bits(48, 3),
+            "[2] is 3; it must be 0 or 1",
+        ),
+    ] {
+        let error = read(&changed(name, field, Some(list.into())), &WISHES).unwrap_err();
+        let expected = format!(
+            "{field}{}{expected}",
+            if expected.starts_with('[') { "" } else { " " }
+        );
+        assert!(error.0.contains(&expected), "{name}, {expected}: {error}");
+    }
+    for (offset, is_read) in [(7, true), (8, false)] {
+        let text = changed("jamba", "attn_layer_offset", Some(offset.into()));
+        match (read(&text, &WISHES), is_read) {
+            (Ok(_), true) => {}
+            (Err(error), false) => {
+                let expected = "attn_layer_offset is 8; it must be less than attn_layer_period, 8";
+                assert!(error.0.contains(expected), "{error}");
+            }
+            (other, _) => panic!("{offset}: {other:?}"),
+        }
+    }
+}
+
+/// Yes and no are as strict as numbers, and null is a field left out.
+#[test]
+fn what_is_no_yes_or_no_is_refused() {
+    for (name, field, other) in [
+        ("mistral", "use_sliding_window", "false"),
+        ("llama", "use_cla", "yes"),
+        ("gpt2", "multi_query", "true"),
+        ("falcon", "new_decoder_architecture", "1"),
+        ("llama", "multi_query_attention", "1"),
+        ("llama", "add_cross_attention", "1"),
+        ("bart", "is_encoder_decoder", "1"),
+        ("deepseek_v3", "use_mla", "no"),
+        ("gemma4", "text_config.attention_k_eq_v", "true"),
+    ] {
+        let text = changed(name, field, Some(other.into()));
+        let error = read(&text, &WISHES).unwrap_err();
+        let expected = format!("{field} is \"{other}\"; it must be true or false");
+        assert!(error.0.contains(&expected), "{name}, {field}: {error}");
+        let number = changed(name, field, Some(1.into()));
+        assert!(read(&number, &WISHES).is_err(), "{name}, {field}");
+        let null = read(&changed(name, field, Some(Value::Null)), &WISHES);
+        let left_out = read(&changed(name, field, None), &WISHES);
+        assert_eq!(
+            null.map(|described| summary(&described)),
+            left_out.map(|described| summary(&described)),
+            "{name}, {field}"
+        );
+    }
+    let mut config: Value = serde_json::from_str(&fixture("nemotron_nas")).unwrap();
+    config["block_configs"][3]["attention"]["no_op"] = "true".into();
+    let error = read(&config.to_string(), &WISHES).unwrap_err();
+    let expected = "block_configs[3].attention.no_op is \"true\"; it must be true or false";
+    assert!(error.0.contains(expected), "{error}");
+    let beside = r#"{"model_type": "vision-encoder-decoder", "is_encoder_decoder": "true", "encoder": {},
+        "decoder": {"model_type": "gpt2", "n_embd": 768, "n_head": 12, "n_layer": 12}}"#;
+    let error = read(beside, &WISHES).unwrap_err();
+    assert!(error.0.contains("is_encoder_decoder is"), "{error}");
+}
+
+/// So are texts: a list in place of letters is not passed over.
+#[test]
+fn what_is_no_text_is_refused() {
+    for (name, field) in [
+        ("nemotron3", "hybrid_override_pattern"),
+        ("nemotron3", "mamba_ssm_cache_dtype"),
+        ("gpt2", "attention_head_type"),
+    ] {
+        let text = changed(name, field, Some(vec!["M"].into()));
+        let error = read(&text, &WISHES).unwrap_err();
+        let expected = format!("{field} is [\"M\"]; it must be a text");
+        assert!(error.0.contains(&expected), "{name}, {field}: {error}");
+    }
+}
+
 /// Files as they are published, shortened to the fields that decide.
 #[test]
 fn fields_as_they_are_published() {
@@ -527,6 +792,23 @@ fn fields_as_they_are_published() {
                 "multi_query": true, "new_decoder_architecture": true, "num_kv_heads": 8}"#
                 .to_owned(),
             "60 full 8x64",
+        ),
+        // So does the class's default, where the field is left out.
+        (
+            format!(r#"{{"model_type": "falcon", {falcon}, "num_kv_heads": 71}}"#),
+            "32 full 1x64",
+        ),
+        (
+            format!(r#"{{"model_type": "falcon", {falcon}, "multi_query": false}}"#),
+            "32 full 71x64",
+        ),
+        (
+            format!(r#"{{"model_type": "falcon", {falcon}, "new_decoder_architecture": true}}"#),
+            "32 full 71x64",
+        ),
+        (
+            r#"{"model_type": "gpt_bigcode", "n_embd": 6144, "n_head": 48, "n_layer": 40}"#.to_owned(),
+            "40 full 1x128",
         ),
         (
             format!(r#"{{{mpt}, "attn_config": {{"attn_type": "multiquery_attention"}}}}"#),
@@ -613,12 +895,48 @@ fn fields_as_they_are_published() {
         (
             r#"{"model_type": "unheard_of", "hidden_size": 4096, "num_attention_heads": 32,
                 "num_key_value_heads": 8, "num_hidden_layers": 32, "cross_layer_interval": 4}"#,
-            "cross_layer_interval may decide",
+            "cross_layer_interval is set",
         ),
     ] {
         let error = read(text, &WISHES).unwrap_err();
         assert!(error.0.contains(expected), "{text}: {error}");
     }
+}
+
+/// Zamba's heads are of twice the hidden size, and what has groups and widths of heads is Mamba 2.
+#[test]
+fn zamba_with_few_fields() {
+    let zamba = |more: &str| {
+        format!(
+            r#"{{"model_type": "zamba2", "hidden_size": 3584, "num_hidden_layers": 2, "dtype": "bfloat16",
+            "layers_block_type": ["mamba", "hybrid"], "num_attention_heads": 32, "num_key_value_heads": 32,
+            "kv_channels": 112, "mamba_headdim": 64, "mamba_ngroups": 2, "mamba_d_state": 64{more}}}"#
+        )
+    };
+    let widths = r#", "mamba_expand": 2, "mamba_d_conv": 4"#;
+    let own = format!(r#"{widths}, "n_mamba_heads": 56, "attention_head_dim": 128"#);
+    for (more, expected) in [
+        (
+            widths,
+            "2 mamba2 bfloat16[3,7424] bfloat16[112,64,64]; 1 full 32x224",
+        ),
+        (
+            own.as_str(),
+            "2 mamba2 bfloat16[3,3840] bfloat16[56,64,64]; 1 full 32x128",
+        ),
+    ] {
+        let described = read(&zamba(more), &WISHES).unwrap();
+        assert_eq!(summary(&described), expected);
+    }
+    let notes = read(&zamba(widths), &WISHES).unwrap().notes.join("\n");
+    for part in [
+        "attention_head_dim is not given: twice the hidden size 7168 over 32 query heads, 224",
+        "mamba_num_heads is not given: the width of a Mamba layer 7168 over its heads' 64, 112",
+    ] {
+        assert!(notes.contains(part), "{part}: {notes}");
+    }
+    let error = read(&zamba(""), &WISHES).unwrap_err();
+    assert!(error.0.contains("mamba_expand is missing"), "{error}");
 }
 
 /// A decoder beside an encoder of another kind keeps the encoder's tokens too.
@@ -669,6 +987,33 @@ fn decoders_beside_an_encoder() {
     );
 }
 
+/// What was asked for and changes nothing is said.
+#[test]
+fn wishes_without_effect_are_noted() {
+    let tokens = Wishes {
+        encoder_tokens: Some(100),
+        ..WISHES
+    };
+    let dtype = Wishes {
+        state_dtype: Some(Dtype::F32),
+        ..WISHES
+    };
+    for (name, wishes, expected) in [
+        ("llama", &tokens, Some("--encoder-tokens has no effect")),
+        ("whisper", &tokens, None),
+        ("llama", &dtype, Some("--state-dtype has no effect")),
+        ("lfm2", &dtype, Some("--state-dtype has no effect")),
+        ("jamba", &dtype, None),
+        ("kimi_linear", &dtype, None),
+    ] {
+        let notes = read(&fixture(name), wishes).unwrap().notes.join("\n");
+        match expected {
+            Some(part) => assert!(notes.contains(part), "{name}: {notes}"),
+            None => assert!(!notes.contains("no effect"), "{name}: {notes}"),
+        }
+    }
+}
+
 #[test]
 fn query_heads_that_ranks_do_not_divide_are_noted() {
     let notes_on = |ranks| {
@@ -682,6 +1027,26 @@ fn query_heads_that_ranks_do_not_divide_are_noted() {
     };
     assert!(notes_on(8).contains("28 query heads cannot be divided over --tp 8"));
     assert!(!notes_on(4).contains("cannot be divided"));
+}
+
+/// Neither are key-value heads that query heads are no multiple of, nor groups of Mamba 2.
+#[test]
+fn numbers_that_engines_may_refuse_are_noted() {
+    for (heads, is_noted) in [(5, true), (64, true), (32, false), (1, false)] {
+        let text = changed("llama", "num_key_value_heads", Some(heads.into()));
+        let notes = read(&text, &WISHES).unwrap().notes.join("\n");
+        let part = format!("{heads} key-value heads do not divide 32 query heads");
+        assert_eq!(notes.contains(&part), is_noted, "{notes}");
+    }
+    for (name, ranks, is_noted) in [
+        ("nemotron3", 16, true),
+        ("nemotron3", 8, false),
+        ("bamba", 8, false),
+    ] {
+        let notes = described(name, ranks).notes.join("\n");
+        let part = format!("groups of Mamba 2 cannot be divided over --tp {ranks} ranks");
+        assert_eq!(notes.contains(&part), is_noted, "{name}: {notes}");
+    }
 }
 
 #[test]

@@ -153,6 +153,8 @@ fn escaped(text: &str) -> String {
             '<' => out.push_str("&lt;"),
             '>' => out.push_str("&gt;"),
             '"' => out.push_str("&quot;"),
+            // XML has none of these, whether escaped or not.
+            '\u{fffe}' | '\u{ffff}' => out.push(' '),
             letter if letter.is_control() => out.push(' '),
             letter => out.push(letter),
         }
@@ -166,6 +168,9 @@ mod tests {
 
     #[test]
     fn texts_cannot_break_out() {
-        assert_eq!(escaped("a<b>&\"c\"\u{7}"), "a&lt;b&gt;&amp;&quot;c&quot; ");
+        assert_eq!(
+            escaped("a<b>&\"c\"\u{7}\u{fffe}\u{ffff}"),
+            "a&lt;b&gt;&amp;&quot;c&quot;   "
+        );
     }
 }
