@@ -40,6 +40,11 @@ pub(super) fn render(facts: &PlanFacts) -> String {
     out
 }
 
+/// A number of requests, rounded down: one that just does not fit must not be promised.
+fn hundredths(requests: f64) -> String {
+    format!("{:.2}", (requests * 100.0).floor() / 100.0)
+}
+
 /// What the reference makes of the same layers.
 fn render_reference(out: &mut String, comparison: &Comparison) {
     out.push('\n');
@@ -174,8 +179,9 @@ fn render_worker(out: &mut String, worker: &WorkerFacts, num_blocks: u64) {
         Some(request) => (
             format!("{} in {} blocks", bytes(request.bytes), request.blocks),
             format!(
-                "{} tokens, {:.2} requests of the longest sequence",
-                request.capacity_tokens, request.max_concurrency
+                "{} tokens, {} requests of the longest sequence",
+                request.capacity_tokens,
+                hundredths(request.max_concurrency)
             ),
         ),
         None => ("unknown".to_owned(), "unknown".to_owned()),
@@ -300,4 +306,16 @@ fn render_details(out: &mut String, group: &GroupFacts) {
 fn line(out: &mut String, indent: usize, what: &str, value: &str) {
     let width = 20 - indent;
     let _ = writeln!(out, "{:indent$}{what:<width$}{value}", "");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::hundredths;
+
+    #[test]
+    fn requests_are_rounded_down() {
+        assert_eq!(hundredths(20479.0 / 2560.0), "7.99");
+        assert_eq!(hundredths(8.0), "8.00");
+        assert_eq!(hundredths(4.65), "4.65");
+    }
 }

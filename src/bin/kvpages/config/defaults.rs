@@ -363,6 +363,7 @@ const BY_RULES: &[&str] = &[
     "falcon_mamba",
     "mimo_v2_flash",
     "minimax",
+    "minimax_m1",
     "minimax_text_01",
     "mllama_text_model",
     "nemotron-nas",
@@ -370,6 +371,7 @@ const BY_RULES: &[&str] = &[
     "olmo3",
     "step3p5",
     "step3p7",
+    "t5_gemma_module",
     "zamba",
     "zamba2",
 ];

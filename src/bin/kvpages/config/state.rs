@@ -240,7 +240,7 @@ pub fn linear(fields: &Fields<'_>, wishes: &Wishes) -> Result<Store, ConfigError
     if fields.known(&["linear_num_value_heads"])?.is_some() {
         return gated_delta_net(fields, wishes);
     }
-    if ["minimax", "minimax_text_01"].contains(&fields.family())
+    if ["minimax", "minimax_m1", "minimax_text_01"].contains(&fields.family())
         || fields.get("attn_type_list").is_some()
     {
         return lightning(fields, wishes);
