@@ -8,7 +8,8 @@ usage: cpp_tests/consumer/check.sh
 
 Installs kvpages to a temporary prefix, moves that prefix, and builds and runs a small project
 against it: CMake's find_package() and pkg-config, C and C++, shared and static; from DESTDIR;
-and from source with FetchContent. The examples are built from a copy of their folder, too. Everything happens in a temporary directory.
+and from source with FetchContent. The installed examples are built, too. Everything happens in a
+temporary directory.
 HELP
     exit 0
 fi
@@ -82,8 +83,8 @@ readelf -d "$work/dynamic/c_kvpages" | grep "$soname" >/dev/null ||
 note "find_package, a project in C alone"
 use_project found-c -DCMAKE_PREFIX_PATH="$work/prefix" -DCONSUMER_CXX=OFF
 
-note "examples, from their folder alone"
-cp -r "$source/examples" "$work/examples"
+note "examples, as they are installed"
+cp -r "$work/prefix/share/doc/kvpages/examples" "$work/examples"
 cmake -S "$work/examples" -B "$work/examples/build" "${generator[@]}" \
     -DCMAKE_PREFIX_PATH="$work/prefix" >"$work/log" ||
     { cat "$work/log" && fail "cannot configure the examples"; }
