@@ -915,6 +915,28 @@ struct Unknown {
 
 }  // namespace
 
+// Each piece is a region: a layout with the heads outside must not make a list as long as a caller's number.
+TEST(HostileValues, ALayoutThatCutsBlocksIntoMillions) {
+    const Backend kernels = backend("head | block | token | kv*content");
+    for (const auto& [heads, is_made] : {std::pair{1u << 20, true}, std::pair{1u << 21, false}}) {
+        Model layers = model();
+        add(layers, "layers.7", full(16, heads, 8), kernels);
+        kvpages_plan_config config = plan_config();
+        config.policy = KVPAGES_POLICY_REFERENCE;
+        config.flags = KVPAGES_PLAN_OVERRIDE_NUM_BLOCKS;
+        config.num_blocks_override = 1;
+        kvpages_plan* raw = nullptr;
+        const std::int32_t status = try_plan({{layers.get(), 1}}, config, &raw);
+        const Plan planned(raw);
+        EXPECT_EQ(status == KVPAGES_STATUS_OK, is_made) << kvpages_last_error_message();
+        if (!is_made) {
+            EXPECT_EQ(status, KVPAGES_STATUS_CONTRACT_BROKEN);
+            EXPECT_STREQ(kvpages_last_error_kind(), "too_many_runs");
+            EXPECT_NE(std::string(kvpages_last_error_message()).find("layers.7"), std::string::npos);
+        }
+    }
+}
+
 TEST(HostileValues, UnknownNumbersFlagsAndReservedFields) {
     const World w;
     std::vector<Unknown> table;

@@ -132,6 +132,14 @@ pub enum BlueprintError {
         /// The layer.
         layer: String,
     },
+    /// The host has no room for a list of regions.
+    #[error(
+        "there is no memory for a list of {regions} regions; a layout whose block axis comes first has one"
+    )]
+    NoMemory {
+        /// Regions of one allocation.
+        regions: u64,
+    },
     /// Sharing that does not resolve.
     #[error(transparent)]
     Sharing(#[from] SharingError),
@@ -457,6 +465,10 @@ impl<'a> Draft<'a> {
             runs: 1,
             run_step_bytes: 0,
         });
+        let room = usize::try_from(runs.runs).map(|runs| self.regions.try_reserve(runs));
+        if !matches!(room, Ok(Ok(()))) {
+            return Err(BlueprintError::NoMemory { regions: runs.runs });
+        }
         for run in 0..runs.runs {
             let spread = runs.runs > 1;
             self.regions.push(Region {

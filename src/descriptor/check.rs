@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use super::{Attention, Descriptor, DescriptorError, Layer, Pages, State};
 use crate::num::{MAX, Overflow, product, sum};
-use crate::view::{AuditError, BlockRuns, Owned, audit, check_ownership};
+use crate::view::{AuditError, BlockRuns, MAX_RUNS, Owned, audit, check_ownership};
 
 /// Block ids are signed 32-bit integers.
 const MAX_BLOCKS: u64 = i32::MAX as u64;
@@ -262,10 +262,6 @@ fn runs(pages: &Pages, num_blocks: u64) -> BlockRuns {
         run_step_bytes: pages.run_step_bytes,
     }
 }
-
-/// Runs of a page, at most. A layout has one for each index of what lies outside its blocks, such as
-/// keys and values; a short text must not make its reader list more than fit in memory.
-const MAX_RUNS: u64 = 1 << 20;
 
 fn check_pages(pages: &Pages, max_blocks: u64, allocation: u64) -> Checked {
     within("pages.num_runs", pages.num_runs, 1, MAX_RUNS)?;

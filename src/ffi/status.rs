@@ -376,6 +376,7 @@ fn view_kind(error: &ViewError) -> &'static str {
         | ViewError::ContentLargerThanPage { .. }
         | ViewError::PackedSplit { .. } => "view_size_mismatch",
         ViewError::PaddedSplitNotEven { .. } => "padded_split_not_even",
+        ViewError::TooManyRuns { .. } => "too_many_runs",
         ViewError::Misaligned { .. } => "view_dtype_misaligned",
         ViewError::StateMisaligned { .. } => "mamba_state_misaligned",
         ViewError::FusedAxesApart { .. } => "fused_axes_apart",
@@ -395,6 +396,7 @@ impl From<BlueprintError> for Failure {
             BlueprintError::Ownership { .. } => "blocks_share_bytes",
             BlueprintError::SharedLayoutDiffers { .. } => "share_layout_differs",
             BlueprintError::TensorMissing { .. } => "raw_tensor_missing",
+            BlueprintError::NoMemory { .. } => return Failure::out_of_host_memory(message),
             BlueprintError::Sharing(error) => return error.into(),
             BlueprintError::Overflow(error) => return error.into(),
         };

@@ -1,7 +1,7 @@
 //! The view of an attention layer: a backend's layout over the layer's pages.
 
 use super::audit::{BlockRuns, audit};
-use super::{Pages, View, ViewError};
+use super::{MAX_RUNS, Pages, View, ViewError};
 use crate::backend::{Axis, Backend, IndexWidth, Layout, ScalePlacement};
 use crate::num::product;
 use crate::spec::{Attention, Content};
@@ -320,6 +320,9 @@ fn spread_runs(layout: &Layout, sizes: &Sizes, pages: &Pages) -> Result<BlockRun
         "the axes outside the blocks",
         outside.map(|axis| sizes.of(axis, 1)),
     )?;
+    if runs > MAX_RUNS {
+        return Err(ViewError::TooManyRuns { runs });
+    }
     let span_bytes = pages.page_bytes / runs;
     Ok(BlockRuns {
         num_blocks: pages.num_blocks,

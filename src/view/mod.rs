@@ -15,6 +15,10 @@ pub use state::state_views;
 use crate::dtype::Dtype;
 use crate::num::Overflow;
 
+/// Pieces of a block, at most: one for each index of the axes before the block axis, such as keys and
+/// values. Each is a region that somebody lists.
+pub const MAX_RUNS: u64 = 1 << 20;
+
 /// A strided view into an allocation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct View {
@@ -154,6 +158,14 @@ pub enum ViewError {
         content: u64,
         /// Bytes of an element.
         element_bytes: u64,
+    },
+    /// Axes outside the block axis that cut a block into too many pieces.
+    #[error(
+        "axes before the block axis cut each block into {runs} pieces; at most {MAX_RUNS} are listed"
+    )]
+    TooManyRuns {
+        /// The pieces.
+        runs: u64,
     },
     /// Kernel blocks of a packed page, which are not equally far apart.
     #[error(
